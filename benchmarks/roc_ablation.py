@@ -27,10 +27,8 @@ from typing import Any
 
 from frame import Table, newest_model, parser, report, run_cell, slug
 
-from rocstar.analysis.methods import methods_of
-from rocstar.analysis.pictures import draw
+from rocstar.analysis.pictures import draw, failed_calls_in_right
 from rocstar.analysis.report import analyse
-from rocstar.analysis.screen import side_by_side
 from rocstar.analysis.sources import find_source
 from rocstar.record.folder import read_json
 
@@ -121,18 +119,20 @@ def print_table(cells: dict[str, list[Cell]], baseline: Cell | None) -> None:
         print(f"RoC / GRPO: {ratio:.2f} of the errors; ranges {'do not overlap' if apart else 'OVERLAP'}")
 
 
-def analysed(runs: dict[str, list[Path]], pictures: Path) -> list[dict[str, Any]]:
-    """Print and draw what `rocstar analyze LABEL=RUN,RUN ...` says of the cells; each method's curves by step."""
-    reports = [
-        analyse(find_source(str(run), run.parent), method=method) for method, found in runs.items() for run in found
-    ]
-    methods = methods_of(reports)
-    print(f"\n{side_by_side(methods)}")
+def analysed(runs: dict[str, list[Path]], pictures: Path) -> dict[str, Any]:
+    """Print Fig. 4 of the cells, and draw what `rocstar analyze` draws; each method's values by step."""
+    reports = {method: [analyse(find_source(str(run), run.parent)) for run in found] for method, found in runs.items()}
+    curves: dict[str, dict[int, list[float]]] = {}
+    print("\nfailed calls in right attempts, by step (Fig. 4): mean (range) over runs")
+    for method, found in reports.items():
+        points = sorted(point for one in found for point in failed_calls_in_right(one))
+        values = curves[method] = {step: [value for at, value in points if at == step] for step, _ in points}
+        print(f"{method}: " + ", ".join(f"{step}: {spread(some)}" for step, some in values.items()))
     if find_spec("matplotlib"):
-        draw(reports, pictures)
+        draw([one for found in reports.values() for one in found], pictures)
     else:
         print("no pictures: matplotlib is not installed", file=sys.stderr)
-    return methods
+    return curves
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class Generators(Task):
         pairs = islice(chain.from_iterable(turns), count)
         behaviours = random.Random(self._seed).choices(list(MIX), weights=list(MIX.values()), k=count)
         plans = [_plan(problem, other, how) for (problem, other), how in zip(pairs, behaviours, strict=True)]
-        return perform(plans, tool_name=self._tool_name)
+        return [perform(plan, self._tool_name) for plan in plans]
 
     def _drawing(self, pool: int, seed: int) -> list[Generator]:
         """Generators that give a share of `pool` problems each."""

@@ -1,14 +1,11 @@
-"""Pictures of reports, one line a method: its run's, or the mean of its runs in the band of their range. Needs
-matplotlib.
+"""Pictures of reports, one line a run. Needs matplotlib.
 
     fig4.png        failed calls in right attempts, by step (paper, Fig. 4)
     fig8.png        reward, length, cut attempts and entropy of training, by step (Fig. 8)
     fig9.png        accuracy and length of evaluations, by step (Fig. 9)
     fig10_11.png    attempts whose tokens are shaded by entropy, the marked ones framed (Fig. 10, 11)
-    errors.png      failed calls by class, by step
-    tokens.png      forking and reflection tokens, by step
 
-A picture that has nothing to show is not drawn; fig10_11.png and errors.png are of methods of one run.
+A picture that has nothing to show is not drawn.
 """
 
 from __future__ import annotations
@@ -17,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.methods import Report, Values, ValuesOf, by_method, curve, failed_calls_in_right, values_of
-
-CLASSES = 6  # most frequent classes of failure in the picture; the others are one
+Report = Mapping[str, Any]
+Values = list[tuple[int, float]]
+"""(step, value)"""
+ValuesOf = Callable[[Report], Values]
 CHARACTERS, LINES = 135, 26  # of one example
 CHARACTER, LINE = 0.0072, 0.036  # width and height of one on the page
 COLOURS = {
@@ -40,8 +38,6 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
         "fig8": _fig8,
         "fig9": _fig9,
         "fig10_11": _fig10_11,
-        "errors": _errors,
-        "tokens": _tokens,
     }
     files = []
     for name, drawn in made.items():
@@ -50,6 +46,17 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
             pyplot.close(figure)
             files.append(file)
     return files
+
+
+def values_of(part: str, key: str) -> ValuesOf:
+    """A function that takes (step, value) from a list of a report, without the rows that have no value."""
+    return lambda report: [(row["step"], row[key]) for row in report[part] if row[key] is not None]
+
+
+def failed_calls_in_right(report: Report) -> Values:
+    """Fig. 4: from the attempts where they were kept, else from the metrics."""
+    key = "failed_call_share_in_right"
+    return values_of("by_step", key)(report) or values_of("training", key)(report)
 
 
 def _fig8(reports: Sequence[Report]) -> Any:
@@ -80,73 +87,28 @@ def _fig9(reports: Sequence[Report]) -> Any:
     return _lines(reports, panels)
 
 
-def _tokens(reports: Sequence[Report]) -> Any:
-    def share(kind: str) -> ValuesOf:
-        def values(report: Report) -> Values:
-            rows = report.get("tokens", {}).get("by_step", [])
-            return [(row["step"], row[f"{kind}_share"]) for row in rows if row[f"{kind}_share"] is not None]
-
-        return values
-
-    return _lines(reports, {f"{kind} tokens, share of the marked": share(kind) for kind in ("forking", "reflection")})
-
-
 def _lines(reports: Sequence[Report], panels: Mapping[str, ValuesOf]) -> Any:
-    """One panel beside the other, one line a method, with a band where several runs differ; None where no method has
-    two points."""
+    """One panel beside the other, one line a run; None where no run has two points."""
     from matplotlib import pyplot
 
-    methods = by_method(reports)
-    found = {title: {name: curve(runs, of) for name, runs in methods.items()} for title, of in panels.items()}
-    if all(len(points) < 2 for lines in found.values() for points in lines.values()):
+    found = {title: [(report["source"], of(report)) for report in reports] for title, of in panels.items()}
+    if all(len(points) < 2 for lines in found.values() for _, points in lines):
         return None
     figure, row = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.8), squeeze=False)
     for axes, (title, lines) in zip(row[0], found.items(), strict=True):
-        for colour, (name, points) in enumerate(lines.items()):
-            if not points:
-                continue
-            steps, means, lowest, highest = (
-                [point[key] for point in points] for key in ("step", "mean", "lowest", "highest")
-            )
-            style = {"color": f"C{colour}", "marker": "." if len(points) < 10 else ""}
-            runs = len(methods[name])
-            label = name if runs == 1 else f"{name}, mean and range of {runs} runs"
-            axes.plot(steps, means, label=label, **style)
-            axes.fill_between(steps, lowest, highest, color=f"C{colour}", alpha=0.2, linewidth=0)
+        for colour, (name, points) in enumerate(lines):
+            if points:
+                style = {"color": f"C{colour}", "marker": "." if len(points) < 10 else ""}
+                axes.plot(*zip(*points, strict=True), label=name, **style)
         axes.set(title=title, xlabel="step", ylim=(0, None))
     row[0][0].legend()
-    return figure
-
-
-def _alone(reports: Sequence[Report]) -> list[Report]:
-    """The reports that are their method's only run."""
-    return [runs[0] for runs in by_method(reports).values() if len(runs) == 1]
-
-
-def _errors(reports: Sequence[Report]) -> Any:
-    from matplotlib import pyplot
-
-    shown = [report for report in _alone(reports) if len(report["by_step"]) > 1 and report["after_error"]]
-    if not shown:
-        return None
-    figure, row = pyplot.subplots(1, len(shown), figsize=(6 * len(shown), 4), squeeze=False, sharey=True)
-    for axes, report in zip(row[0], shown, strict=True):
-        steps = report["by_step"]
-        names = [entry["error"] for entry in report["after_error"][:CLASSES]]
-        layers = [[step["errors"].get(name, 0) for step in steps] for name in names]
-        rest = [sum(step["errors"].values()) - sum(parts) for step, *parts in zip(steps, *layers, strict=True)]
-        axes.stackplot([step["step"] for step in steps], *layers, rest, labels=[*names, "others"])
-        axes.set(title=f"failed calls: {report['source']}", xlabel="step")
-        axes.legend()
     return figure
 
 
 def _fig10_11(reports: Sequence[Report]) -> Any:
     from matplotlib import pyplot
 
-    examples = [
-        example for report in _alone(reports) for example in report.get("tokens", {}).get("examples", {}).values()
-    ]
+    examples = [example for report in reports for example in report.get("tokens", {}).get("examples", {}).values()]
     if not examples:
         return None
     figure, column = pyplot.subplots(len(examples), 1, figsize=(12, 6 * len(examples)), squeeze=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt
@@ -33,30 +32,23 @@ METRICS = {
 if the reward was won without solving the problem (run/report.py)."""
 
 
-@dataclass(slots=True)
-class Examples:
-    """A few attempts to look at, with their marked tokens shown: the ones with the most reflection tokens after a reply
-    without a failure (Fig. 10) and after a failed call (Fig. 11), and the one with the most forking tokens; right
-    attempts go before others."""
+Examples = dict[str, tuple[tuple[bool, int], dict[str, Any]]]
+"""A few attempts to look at, by what each is an example of: the ones with the most reflection tokens after a reply
+without a failure (Fig. 10) and after a failed call (Fig. 11), and the one with the most forking tokens; right attempts
+go before others. (whether it was right, how many such tokens), and the attempt with its marked tokens."""
 
-    found: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = field(default_factory=dict)
-    """What was looked for -> whether it was right, how many such tokens, and the attempt."""
 
-    def offer(self, attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> None:
-        counts = dict.fromkeys(FIGURES, 0)
-        for place, kind in kinds.items():
-            if kind is TokenKind.REFLECTION:
-                counts[f"reflection_after_{turn_of(attempt, place).after}"] += 1
-            elif kind is TokenKind.FORKING:
-                counts["forking"] += 1
-        for what, count in counts.items():
-            rank = (bool(attempt.right), count)
-            if count and (what not in self.found or rank > self.found[what][0]):
-                self.found[what] = (rank, _shown(attempt, kinds, piece))
-
-    def shown(self) -> dict[str, dict[str, Any]]:
-        """The examples, by what each is an example of."""
-        return {what: {"figure": FIGURES[what], "count": rank[1], **one} for what, (rank, one) in self.found.items()}
+def _offer(examples: Examples, attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> None:
+    counts = dict.fromkeys(FIGURES, 0)
+    for place, kind in kinds.items():
+        if kind is TokenKind.REFLECTION:
+            counts[f"reflection_after_{turn_of(attempt, place).after}"] += 1
+        elif kind is TokenKind.FORKING:
+            counts["forking"] += 1
+    for what, count in counts.items():
+        rank = (bool(attempt.right), count)
+        if count and (what not in examples or rank > examples[what][0]):
+            examples[what] = (rank, _shown(attempt, kinds, piece))
 
 
 def _shown(attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> dict[str, Any]:
@@ -72,25 +64,24 @@ def _shown(attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> di
 def analyse(
     source: Source,
     *,
-    method: str,
     piece: Piece | None = None,
     entropies: Entropies | None = None,
     said: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Everything about one source; docs/analysis.md says what each key means.
 
-    method: what it is a run of (methods.py). piece: text of a token; None leaves tokens out. entropies: a pass for
-    attempts that have none. said: told how many of how many files were read. Raises DataError."""
-    tally, examples, words = AttemptCounts(), Examples(), Words()
+    piece: text of a token; None leaves tokens out. entropies: a pass for attempts that have none. said: told how many
+    of how many files were read. Raises DataError."""
+    tally, words = AttemptCounts(), Words()
+    examples: Examples = {}
     steps: dict[int, TokenCounts] = defaultdict(TokenCounts)
     for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies, said=said)):
         if piece and (kinds := count_tokens(steps[attempt.step], attempt, piece)):
             count_words(words, attempt, kinds, piece)
-            examples.offer(attempt, kinds, piece)
+            _offer(examples, attempt, kinds, piece)
     whole = tally.whole()
     report: dict[str, Any] = {
         "source": source.name,
-        "method": method,
         "whole": whole.figures(),
         "after_error": after_error_table(whole),
         "right_share_after_error": right_after(whole),
@@ -111,7 +102,9 @@ def analyse(
             for step, counts in sorted(steps.items())
         ],
         "words": {str(kind): _most_frequent(words, kind) for kind in TokenKind},
-        "examples": examples.shown(),
+        "examples": {
+            what: {"figure": FIGURES[what], "count": rank[1], **one} for what, (rank, one) in examples.items()
+        },
     }
     return report | {"tokens": tokens}
 

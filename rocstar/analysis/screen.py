@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rocstar.analysis.methods import by_method
 from rocstar.analysis.tally import AfterFailure
 
 MOST_STEPS = 24  # rows of a table by step; more are thinned out evenly
@@ -34,37 +33,6 @@ def _share(title: str, key: str) -> Column:
 
 def _number(title: str, key: str, digits: int) -> Column:
     return title, lambda row: number(row[key], digits)
-
-
-def pages(reports: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]]) -> str:
-    """One page a run; of a method of several runs, only its curves beside those of the others."""
-    alone = [page(runs[0]) for runs in by_method(reports).values() if len(runs) == 1]
-    if len(alone) == len(methods):
-        return "\n\n\n".join(alone)
-    return "\n\n\n".join([*alone, side_by_side(methods)])
-
-
-def side_by_side(methods: Sequence[Mapping[str, Any]]) -> str:
-    """A table for each curve: a row a step, a column a method."""
-    runs = ", ".join(f"{method['method']} {len(method['runs'])}" for method in methods)
-    parts = [f"Mean (lowest to highest) over runs: {runs}"]
-    for key, (title, form) in CURVES_SHOWN.items():
-        points = [{point["step"]: point for point in method["curves"][key]} for method in methods]
-        rows = [{"step": step, "points": [of.get(step) for of in points]} for step in sorted(set().union(*points))]
-        columns = [_range(method["method"], place, form) for place, method in enumerate(methods)]
-        if rows:
-            parts.append(_section(title, steps_table([STEP, *columns, NOTHING], rows)))
-    return "\n\n".join(parts)
-
-
-def _range(title: str, place: int, form: Callable[[float], str]) -> Column:
-    def cell(row: Mapping[str, Any]) -> str:
-        if (point := row["points"][place]) is None:
-            return "-"
-        several = f" ({form(point['lowest'])} to {form(point['highest'])})" if point["runs"] > 1 else ""
-        return f"{form(point['mean'])}{several}"
-
-    return title, cell
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -281,9 +249,3 @@ SWAP_FIGURES = {
     "false_word": "false word",
 }
 """Figure of swap.py -> its title."""
-CURVES_SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "failed_call_share_in_right": ("Failed calls in right attempts, by step (Fig. 4)", share),
-    "right_share": ("Right attempts, by step", share),
-    "tokens": ("Tokens of an attempt, by step", lambda value: number(value, 1)),
-}
-"""Curve of methods.py -> its title, and how its values are written."""

@@ -31,7 +31,7 @@ from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
-from rocstar.support.plugins import copied, load, raised_by
+from rocstar.support.plugins import copied, load, raised_by, run_in_daemon_thread
 from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 
 NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
@@ -258,11 +258,10 @@ class RewardCalls:
     async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> float | None:
         """The reward, or None for "undecided". case: names the attempt in messages. Raises VerifierUnavailable
         where the function raised, took too long or returned nan or inf, and ConfigError for what is not a number."""
-        done: Future[Any] = Future()
         late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
         if self._overdue is not None and not self._overdue.done():
             raise late  # a hanging call would delay each later one as much
-        threading.Thread(target=self._run, args=(done, problem, transcript), name="reward", daemon=True).start()
+        done = run_in_daemon_thread(lambda: self._called(problem, transcript), "reward")
         try:
             given = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
         except TimeoutError:
@@ -278,18 +277,16 @@ class RewardCalls:
             raise VerifierUnavailable(f"your reward function {message}; let it return a finite number.")
         return reward
 
-    def _run(self, done: Future[Any], problem: Problem, transcript: Transcript) -> None:
-        if not done.set_running_or_notify_cancel():
-            return
+    def _called(self, problem: Problem, transcript: Transcript) -> Any:
         if not self._one_at_a_time.acquire(timeout=self.seconds):
-            return done.set_exception(TimeoutError())
+            raise TimeoutError
         try:
-            done.set_result(self.reward(problem, transcript))
+            return self.reward(problem, transcript)
         except ConfigError as wrong:
-            done.set_exception(ConfigError(f"your reward function {self.reward.name} {wrong}"))
+            raise ConfigError(f"your reward function {self.reward.name} {wrong}") from wrong
         except BaseException as error:  # the user's code: SystemExit must not count as an answer either
             message = f"your reward function {self.reward.name} raised {raised_by(self.reward.function, error)}."
-            done.set_exception(VerifierUnavailable(message))
+            raise VerifierUnavailable(message) from error
         finally:
             self._one_at_a_time.release()
 

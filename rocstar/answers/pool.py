@@ -20,7 +20,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -87,12 +86,6 @@ class DeadlinePool:
                 self._threads.append(threading.Thread(target=self._serve, name="answers", daemon=True))
                 self._threads[-1].start()
         return [future for future, _ in jobs]
-
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers alive, where the kernel lists children."""
-        warm = self._warm[0].pid if self._warm else 0
-        found = Path(f"/proc/{warm}/task/{warm}/children")
-        return [int(pid) for pid in found.read_text().split()] if found.exists() else []
 
     def close(self) -> None:
         """End the processes; calls not finished raise PoolError. May be called twice, from any thread."""

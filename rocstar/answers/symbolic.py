@@ -47,10 +47,6 @@ class SymbolicChecker:
         self._lock = threading.Lock()  # guards what is below
         self._asked: OrderedDict[Question, Future[list[str]]] = OrderedDict()
 
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers alive."""
-        return self._pool.worker_pids()
-
     async def compare(self, questions: Sequence[Question]) -> list[Found | VerifierUnavailable]:
         """(verdict, method) of each, as `judge.py` gives it; with `deadline` or `memory` at a limit, UNDECIDED where
         the reference alone meets one too.

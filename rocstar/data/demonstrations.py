@@ -94,11 +94,6 @@ def plan_demonstrations(problems: Sequence[Problem], mix: str, seed: int) -> lis
     ]
 
 
-def perform(plans: Sequence[DemonstrationPlan], *, tool_name: str = "python") -> list[Demonstration]:
-    """Demonstrations of the plans, in order; tool results are those of their programs."""
-    return [_perform(plan, tool_name) for plan in plans]
-
-
 def work_out(call: ToolCall) -> ToolResult:
     """The Python tool's result of a call whose `code` is one of our own programs, which ends by itself.
 
@@ -163,7 +158,8 @@ def _wrong_number(answer: str, rng: random.Random) -> str:
             return guess
 
 
-def _perform(plan: DemonstrationPlan, tool_name: str) -> Demonstration:
+def perform(plan: DemonstrationPlan, tool_name: str = "python") -> Demonstration:
+    """The demonstration of a plan; tool results are those of its programs."""
     turns: list[DemoTurn] = []
     output = ""
     for n, code in enumerate(plan.codes):

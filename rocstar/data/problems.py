@@ -143,19 +143,18 @@ def refuse_no_columns(row: Any, where: str) -> None:
         raise DataError(f"{where}: expected one JSON object with columns, got {as_written(row)}.")
 
 
-def detect_columns(row: Row, *, where: str, layout: str = "auto", needs_answer: bool = True) -> ProblemColumns:
-    """The columns of the named layout, or of the one that the row's columns identify. Raises DataError with the
-    existing columns; `where` names file and line. Source: ours."""
+def detect_columns(row: Row, *, where: str, needs_answer: bool = True) -> ProblemColumns:
+    """The columns of the layout that the row's columns identify. Raises DataError with the existing columns; `where`
+    names file and line. Source: ours."""
     for known in LAYOUTS:
-        if layout == known.name or (layout == "auto" and any(_has(row, sign) for sign in known.sign)):
+        if any(_has(row, sign) for sign in known.sign):
             question = next((name for name in known.questions if _has(row, name)), None)
             answer = next((name for name in known.answers if _has(row, name)), None)
             if question and (answer or not needs_answer):
                 return ProblemColumns(layout=known.name, question=_with_story(row, question), answer=answer)
-    tried = "any known layout" if layout == "auto" else f"layout {layout}"
     names = dict.fromkeys(known.name for known in LAYOUTS)
     raise DataError(
-        f"{where}: the fields {', '.join(map(str, row)) or '(none)'} do not fit {tried} "
+        f"{where}: the fields {', '.join(map(str, row)) or '(none)'} do not fit any known layout "
         f"({', '.join(names)}); name those that hold question and answer: "
         "question and answer of a pool's source, data.columns to train, --question and --answer of eval and data check."
     )

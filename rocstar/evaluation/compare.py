@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import gcd, lcm, sqrt
 from pathlib import Path
 from statistics import NormalDist
@@ -13,7 +13,7 @@ from typing import Any
 
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError, DataError
-from rocstar.evaluation.intervals import Estimate, figure, mean_difference
+from rocstar.evaluation.intervals import figure, mean_difference
 from rocstar.evaluation.metrics import avg_at_k
 from rocstar.record.evaluations import GREEDY, RESULT, SAMPLES
 from rocstar.record.folder import read_json
@@ -104,15 +104,13 @@ def compared(a: Kept, b: Kept) -> dict[str, Any]:
     shared = a.right.keys() & b.right.keys()
     if not shared:
         raise DataError(f"{a.name} and {b.name} judged no problem in common, so there is nothing to pair")
-    found = asdict(compare_paired(a.right, b.right))
     return {
         "a": _subject(a),
         "b": _subject(b),
         "problems": len(shared),
         "only_a": len(a.right.keys() - shared),
         "only_b": len(b.right.keys() - shared),
-        **found,
-        "difference": figure(Estimate(**found["difference"])),
+        **compare_paired(a.right, b.right),
         "table": _table(a, b, sorted(shared)),
     }
 
@@ -148,39 +146,26 @@ def _table(a: Kept, b: Kept, names: Sequence[str]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["difference"], row["problem_id"]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
-    """B against A on the problems that both judged."""
+def compare_paired(a: Right, b: Right) -> dict[str, Any]:
+    """B against A on the problems that both judged. Raises ValueError where they share no problem.
 
-    difference: Estimate
-    """Mean over problems of B's share of right attempts minus A's."""
-    p_value: float
-    """Chance of a mean difference at least as large, either way, if each problem's two results were exchanged by a fair
-    coin: the exact sign-flip test. With one attempt each it is McNemar's exact test."""
-    better: int
-    """Problems where B's share is larger."""
-    worse: int
-    """Problems where it is smaller."""
-    same: int
-    """Problems where the shares are equal."""
-    sign_p_value: float
-    """Chance of a count of better against worse at least as uneven, either way, with equal chances: the sign test."""
-
-
-def compare_paired(a: Right, b: Right) -> Paired:
-    """B against A. Raises ValueError where they share no problem."""
+    `difference`: mean over problems of B's share of right attempts minus A's. `p_value`: chance of a mean difference at
+    least as large, either way, if each problem's two results were exchanged by a fair coin: the exact sign-flip test;
+    with one attempt each it is McNemar's exact test. `better`, `worse`, `same`: problems where B's share is larger,
+    smaller, equal. `sign_p_value`: chance of a count of better against worse at least as uneven, either way, with equal
+    chances: the sign test."""
     pairs = [(a[name], b[name]) for name in sorted(a.keys() & b.keys())]
     scale = lcm(*{len(attempts) for pair in pairs for attempts in pair})
     steps = [sum(after) * (scale // len(after)) - sum(before) * (scale // len(before)) for before, after in pairs]
     better, worse = sum(step > 0 for step in steps), sum(step < 0 for step in steps)
-    return Paired(
-        difference=mean_difference([step / scale for step in steps]),
-        p_value=flip_test(steps),
-        better=better,
-        worse=worse,
-        same=len(steps) - better - worse,
-        sign_p_value=flip_test([1] * better + [-1] * worse),
-    )
+    return {
+        "difference": figure(mean_difference([step / scale for step in steps])),
+        "p_value": flip_test(steps),
+        "better": better,
+        "worse": worse,
+        "same": len(steps) - better - worse,
+        "sign_p_value": flip_test([1] * better + [-1] * worse),
+    }
 
 
 def flip_test(steps: Sequence[int]) -> float:

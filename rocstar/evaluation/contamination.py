@@ -9,10 +9,8 @@ from typing import Any
 
 from rocstar.data.pool.config import InputSection, PoolConfig
 from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, Overlap
-from rocstar.data.problems import load_problems
-from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import find_benchmarks, known
-from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import questions_of
 
 SHOWN = 5  # overlaps that a note quotes
@@ -71,29 +69,15 @@ def contamination(questions_asked: Iterable[str], trained: Iterable[str], name: 
 
 
 def note_of(run: RunFolder | None, step: int, asked: Iterable[str], name: str) -> dict[str, Any] | None:
-    """The note for an evaluation of a run's checkpoint; None for a plain model, whose training is unknown."""
-    return None if run is None else contamination(asked, trained_questions(run, step), name)
+    """The note for an evaluation of a run's checkpoint; None where the training is unknown: of a plain model, and of a
+    run that saved no attempts."""
+    if run is None or next(run.rollouts.glob("step=*.parquet"), None) is None:
+        return None
+    return contamination(asked, trained_questions(run, step), name)
 
 
 def trained_questions(run: RunFolder, step: int) -> Iterator[str]:
-    """Questions that a run has attempted up to a step. If it saved no attempts: all those of its training files that
-    still exist, if its held-out problems come from other files. Demonstrations of SFT stages are not included."""
-    files = sorted(run.rollouts.glob("step=*.parquet"))
-    for file in files:
+    """Questions that a run has attempted up to a step. Demonstrations of SFT stages are not included."""
+    for file in sorted(run.rollouts.glob("step=*.parquet")):
         if file.name <= run.rollout_file(step).name:
             yield from questions_of(file)
-    if not files:
-        settings = read_json(run.resolved)
-        sections = [settings.get("data") or {}, *(stage.get("data") or {} for stage in settings.get("stage", ()))]
-        paths = [path for section in sections for path in section.get("train_files") or ()]
-        for path in dict.fromkeys(paths if sections[0].get("test_files") else ()):
-            yield from _of_file(path)
-
-
-def _of_file(path: str) -> Iterator[str]:
-    if not Path(path).is_file():
-        return
-    try:
-        yield from (problem.question for problem in load_problems(path))
-    except DataError:  # only the recipe's task knows the names of its columns
-        return

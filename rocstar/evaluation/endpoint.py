@@ -25,7 +25,7 @@ from rocstar.dialogue.segments import Segment, text_of
 from rocstar.dialogue.template import START, STOP, ChatMl, Template, tool_schema, tools_block
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.evaluation.chat_client import ChatAnswer, ChatClient, RanCall, TooLong
-from rocstar.evaluation.one_turn import OneTurn, messages_of, specs_of
+from rocstar.evaluation.one_turn import OneTurn, specs_of
 from rocstar.protocols import Reply, ToolSpec, Verifier
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory
 from rocstar.rollout.episode import Note, answered, note_nothing
@@ -215,14 +215,14 @@ def ran_turn(codec: Codec, ran: RanCall, number: int) -> Turn:
 
 def opening(solver: EndpointSolver, problem: Problem, specs: Sequence[ToolSpec]) -> list[Mapping[str, Any]]:
     """The first messages."""
-    messages = messages_of(problem)
-    if solver.environment is not OneTurn:
-        system = solver.words.system if problem.system is None else problem.system
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        messages += [message for message in problem.messages[:-1] if message["role"] != "system"]
-        messages.append({"role": "user", "content": solver.words.preamble + problem.question})
+    is_bare = solver.environment is OneTurn
+    system = solver.words.system if problem.system is None and not is_bare else problem.system
+    messages: list[Mapping[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+    messages += [message for message in problem.messages[:-1] if message["role"] != "system"]
+    preamble = "" if is_bare else solver.words.preamble
+    messages.append({"role": "user", "content": preamble + problem.question})
     if not specs or solver.tools != "text":
-        return list(messages)
+        return messages
     block = text_of(tools_block(specs))
     first, *others = messages
     if first["role"] != "system":

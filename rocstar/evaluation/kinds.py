@@ -45,8 +45,8 @@ class BenchmarkKind:
     columns: Callable[[BenchmarkFile], Sequence[str]]
     """The columns that are read; the checksum is over them."""
     problems: Callable[[BenchmarkFile, Rows], list[Problem]]
-    """Builds the problems, in the order of the rows. Raises DataError. Their `metadata` may hold `messages` (a
-    conversation so far) and `functions` (that the model may call), which `one_turn.py` shows."""
+    """Builds the problems, in the order of the rows. Raises DataError. Their `metadata` may hold `functions` that the
+    model may call, which `one_turn.py` shows."""
     scorer: Callable[[Parts], Scorer] | None = None
     """None: the verifier in force (`evaluate.verifier`)."""
     check: Callable[[], None] = lambda: None

@@ -20,7 +20,7 @@ from typing import Any
 from rocstar.answers.grade import AT_ONCE
 from rocstar.answers.wording import clean
 from rocstar.evaluation.intervals import Estimate, figure, mean_over_problems
-from rocstar.types import Group, Problem, Stop, Trajectory, Verdict
+from rocstar.types import Group, Stop, Trajectory, Verdict
 
 BUDGETS = (4096, 8192, 16384, 30720)
 """Tokens; the last is the paper's cap (§5.1, 30K)."""
@@ -122,7 +122,6 @@ class EvalSummary:
     agent_failed_share: float | None
     """Attempts whose agent ended with an error or out of time; None without agents."""
     accuracy_by_source: Mapping[str, Estimate]
-    """avg@k for each `metadata["family"]`, or source for a problem without a family."""
 
 
 def summarise(groups: Sequence[Group], k: int) -> EvalSummary:
@@ -153,15 +152,15 @@ def summarise(groups: Sequence[Group], k: int) -> EvalSummary:
         no_room_share=mean(lambda a: a.stop is Stop.MAX_TOKENS and a.num_sampled_tokens == 0),
         out_of_turns_share=mean(lambda a: a.stop is Stop.MAX_TURNS),
         agent_failed_share=mean(lambda a: a.stop in (Stop.AGENT_FAILED, Stop.AGENT_TIMEOUT)) or None,
-        accuracy_by_source=accuracy_by(groups, lambda one: str(one.metadata.get("family") or one.source or "all")),
+        accuracy_by_source=accuracy_by_source(groups),
     )
 
 
-def accuracy_by(groups: Sequence[Group], key: Callable[[Problem], str]) -> dict[str, Estimate]:
-    """avg@k for each value of `key`, in order of the key."""
+def accuracy_by_source(groups: Sequence[Group]) -> dict[str, Estimate]:
+    """avg@k for each `metadata["family"]`, or source for a problem without a family, in their order."""
     parts: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        parts[key(group.problem)].append(group)
+        parts[str(group.problem.metadata.get("family") or group.problem.source or "all")].append(group)
     return {name: avg_at_k(_right_PR(part)) for name, part in sorted(parts.items())}
 
 

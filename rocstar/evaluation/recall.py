@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import json
 import os
 import zlib
-from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,12 +21,11 @@ from rocstar.record.journal import Journal, read_journal
 from rocstar.types import Stop, Trajectory
 
 FILE = "asked.jsonl"
-IDS, NUMBERS = "i", "f"
 NEEDS = {"asked": str, "answer": object}
 
 
 class Recall:
-    """Answers by the key of their request. Without a folder nothing is stored and everything is requested."""
+    """Answers, as texts, by the key of their request. Without a folder nothing is stored and all is requested."""
 
     def __init__(self, folder: Path | None = None, setup: str = "") -> None:
         """setup: a name of the settings (`evaluate.name_of`); answers under other settings are ignored. Raises
@@ -35,17 +33,17 @@ class Recall:
         self._setup = setup
         self._journal = Journal(folder / FILE) if folder else None
         self._lock: int | None = None
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, str] = {}
         if self._journal and self._journal.path.exists():
             self._hold(self._journal.path)
             rows = read_journal(self._journal.path, NEEDS)
-            self._known = {row["asked"]: row["answer"] for row in rows if row.get("setup", "") == setup}
+            texts = (row for row in rows if isinstance(row["answer"], str))  # older ones kept attempts as objects
+            self._known = {row["asked"]: row["answer"] for row in texts if row.get("setup", "") == setup}
         self.found = len(self._known)
         """Number of answers from an earlier process."""
 
-    async def answer(self, key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The stored answer of `key`, else the result of `ask`, in JSON's own types; None is returned and not
-        stored."""
+    async def answer(self, key: str, ask: Callable[[], Awaitable[str | None]]) -> str | None:
+        """The stored answer of `key`, else the result of `ask`; None is returned and not stored."""
         if key in self._known:
             return self._known[key]
         answer = await ask()
@@ -58,12 +56,12 @@ class Recall:
         """The same for an attempt. One ended by a service failure is not stored."""
         attempts: list[Trajectory] = []
 
-        async def packed() -> Any:
+        async def packed() -> str | None:
             attempts.append(await ask())
             return None if attempts[0].stop is Stop.ENVIRONMENT_FAILED else pack(attempts[0])
 
         answer = await self.answer(key, packed)
-        return attempts[0] if attempts else unpack(answer)
+        return attempts[0] if answer is None or attempts else unpack(answer)
 
     def __enter__(self) -> Recall:
         return self
@@ -98,32 +96,10 @@ class Recall:
         self._lock = handle
 
 
-def pack(attempt: Trajectory) -> dict[str, Any]:
-    """An attempt in JSON's own types; its lists of numbers as base64 of their compressed bytes (log-probabilities as
-    float32, as in parquet)."""
-    return _with_lists_as(_text, msgspec.to_builtins(attempt))
+def pack(attempt: Trajectory) -> str:
+    """An attempt as compressed JSON in base64: its token ids and log-probabilities are most of it."""
+    return base64.b64encode(zlib.compress(json.dumps(msgspec.to_builtins(attempt)).encode(), 1)).decode()
 
 
-def unpack(row: dict[str, Any]) -> Trajectory:
-    return msgspec.convert(_with_lists_as(_numbers, row), Trajectory)
-
-
-def _with_lists_as(form: Callable[[Any, str], Any], row: dict[str, Any]) -> dict[str, Any]:
-    """`row` with each of its lists of numbers in another form."""
-
-    def turn(one: dict[str, Any]) -> dict[str, Any]:
-        written = one["completion"]
-        lists = {"token_ids": form(written["token_ids"], IDS), "logprobs": form(written["logprobs"], NUMBERS)}
-        return {**one, "completion": {**written, **lists}, "reply_ids": form(one["reply_ids"], IDS)}
-
-    return {**row, "prompt_ids": form(row["prompt_ids"], IDS), "turns": [turn(one) for one in row["turns"]]}
-
-
-def _text(numbers: Sequence[float], kind: str) -> str:
-    return base64.b64encode(zlib.compress(array(kind, numbers).tobytes(), 1)).decode()
-
-
-def _numbers(text: str, kind: str) -> list[Any]:
-    numbers = array(kind)
-    numbers.frombytes(zlib.decompress(base64.b64decode(text)))
-    return numbers.tolist()
+def unpack(text: str) -> Trajectory:
+    return msgspec.convert(json.loads(zlib.decompress(base64.b64decode(text))), Trajectory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from rocstar.forecast.engine_model import EngineModel
@@ -15,34 +14,22 @@ from rocstar.rollout.carry import grown, next_limit, too_many
 from rocstar.rollout.kv_scheduler import KvScheduler
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CarryReport:
-    """The result of simulated steps with carry-over."""
-
-    makespans: list[float]
-    """Seconds of each step."""
-    attempts: float
-    """Mean share of a step's attempts that are carried over, in steps that may."""
-    groups: float
-    """Share of a step's groups that move with them."""
-
-
 def step_seconds(attempts: Sequence[PlannedAttempt], share: float, engines: Mapping[str, EngineModel]) -> float:
     """Until a step's rollout ends, by rocstar's scheduler; with carry-over the mean of the middle of a stage of such
     steps."""
     if not share:
         return simulate(attempts, engines, KvScheduler()).makespan
-    return fmean(simulate_carry_over([attempts] * 5, share, engines).makespans[2:-1])
+    return fmean(simulate_carry_over([attempts] * 5, share, engines)[0][2:-1])
 
 
 def simulate_carry_over(
     steps: Sequence[Sequence[PlannedAttempt]], share: float, engines: Mapping[str, EngineModel], policy: str = OURS
-) -> CarryReport:
-    """A stage of these steps under a policy. The wait of attempts for a limit to grow, and repeated calls of a carried
-    attempt's own tools, take no time here."""
+) -> tuple[list[float], float, float]:
+    """The seconds of each step of a stage under a policy, and the shares that `carried_over` gives. The wait of
+    attempts for a limit to grow, and repeated calls of a carried attempt's own tools, take no time here."""
     done, attempts, groups = carried_over(steps, share)
     makespans = [report.makespan for report in simulate_steps(done, engines, scheduler(policy, done))]
-    return CarryReport(makespans=makespans, attempts=attempts, groups=groups)
+    return makespans, attempts, groups
 
 
 def carried_over(

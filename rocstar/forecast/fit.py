@@ -58,18 +58,9 @@ class Trial:
     """Makes the one that shared them out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    model: EngineModel
-    """The engine with the costs that were found."""
-    errors: tuple[float, ...]
-    """For each trial: the simulated makespan over the measured one, less one."""
-    spread: float
-    """Root of the mean squared relative error of the attempts' ends."""
-
-
-def fit(model: EngineModel, trials: Sequence[Trial]) -> Fit:
-    """`model` gives the sizes and the rules; its costs are ignored. Raises DataError if nothing was measured."""
+def fit(model: EngineModel, trials: Sequence[Trial]) -> tuple[EngineModel, list[float]]:
+    """The engine with the costs that were found, and for each trial the simulated makespan over the measured one, less
+    one. `model` gives the sizes and the rules; its costs are ignored. Raises DataError if nothing was measured."""
     if not trials or any(end <= 0 for trial in trials for end in trial.ends):
         raise DataError("costs are fitted to attempts that took some time; there is a trial without")
     measured = np.concatenate([np.asarray(trial.ends, dtype=float) for trial in trials])
@@ -83,9 +74,7 @@ def fit(model: EngineModel, trials: Sequence[Trial]) -> Fit:
         return errors
 
     found = with_costs(model, _least(missed, np.full(len(COSTS), 1 / len(COSTS))) * scales)
-    ends = [_ends(found, trial) for trial in trials]
-    errors = tuple(float(own.max() / max(trial.ends)) - 1 for own, trial in zip(ends, trials, strict=True))
-    return Fit(model=found, errors=errors, spread=float(np.sqrt(np.mean((np.concatenate(ends) / measured - 1) ** 2))))
+    return found, [float(_ends(found, trial).max() / max(trial.ends)) - 1 for trial in trials]
 
 
 def _ends(model: EngineModel, trial: Trial) -> Floats:
@@ -167,8 +156,8 @@ class RecordedRun:
     overlapped: bool
     """Attempts of several steps may have been under way at once, beside learning."""
 
-    def fitted(self) -> Fit:
-        """Costs with which the simulated attempts end when the recorded ones did. Raises DataError."""
+    def fitted(self) -> tuple[EngineModel, list[float]]:
+        """As `fit`, to the recorded steps. Raises DataError."""
         most = max(len(step.attempts) for step in self.steps)
         if most > FITTED_ATTEMPTS:
             raise DataError(

@@ -58,7 +58,7 @@ class ArithmeticTask(DrawnTask):
     def demonstrations(self, count: int) -> list[Demonstration]:
         seed = seed_for(self._seed, "demonstrations")
         plans = plan_demonstrations(self.drawn(count, seed, self._taken), self._data.demo_mix, seed)
-        return perform(plans, tool_name=self._tool_name)
+        return [perform(plan, self._tool_name) for plan in plans]
 
 
 class FileTask(Task):

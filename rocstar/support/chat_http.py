@@ -18,7 +18,6 @@ FIRST_WAIT_SECONDS = 1.0  # doubles with each try: 31 s in all before the sixth
 LONGEST_WAIT_SECONDS = 120.0  # a server that asks for more is not waited for so long
 CONNECT_SECONDS = 20.0
 AGAIN = (408, 409, 429)
-MOST_BYTES = 64 * 2**20  # of one answer; 30,000 tokens take well under one
 
 Sleep = Callable[[float], Awaitable[None]]
 T = TypeVar("T")
@@ -56,7 +55,7 @@ class ChatHttp:
             self.sent += 1
             try:
                 async with asyncio.timeout(self.seconds):
-                    response = await self._whole(body)
+                    response = await self._http.post(f"{self.url}/chat/completions", json=body)
                 if response.status_code < 500 and response.status_code not in AGAIN:
                     return read(response)
             except (httpx.HTTPError, TimeoutError) as error:
@@ -70,19 +69,6 @@ class ChatHttp:
             f"{self.url} gave no answer in {self.tries} tries ({reason}); answers so far are kept, so give the command "
             "again when it is back"
         )
-
-    async def _whole(self, body: Mapping[str, Any]) -> httpx.Response:
-        """Raises EngineUnavailable for an answer without an end."""
-        async with self._http.stream("POST", f"{self.url}/chat/completions", json=body) as response:
-            parts, size = [], 0
-            async for part in response.aiter_bytes():
-                parts.append(part)
-                size += len(part)
-                if size > MOST_BYTES:
-                    raise EngineUnavailable(f"{self.url} answers with more than {MOST_BYTES >> 20} MiB")
-        # Without headers about the encoding, which is decoded by now.
-        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-encod")}
-        return httpx.Response(response.status_code, headers=headers, content=b"".join(parts))
 
     async def close(self) -> None:
         await self._http.aclose()

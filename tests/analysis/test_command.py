@@ -138,6 +138,9 @@ def test_an_evaluation_says_which_questions_its_run_had_trained_on(
     write_json(folder / "result.json", {"setup": {"model": "nowhere"}})
     note = told(capsys, "r/test", "--runs", str(tmp_path / "runs"))["contamination"]
     assert (note["questions"], note["same"], note["trained_questions"]) == (2, 1, 1)
+    for step in (1, 2):
+        made.rollout_file(step).unlink()
+    assert told(capsys, "r/test", "--runs", str(tmp_path / "runs"))["contamination"] is None, "nobody knows"
 
 
 def test_siblings_give_their_question_once(tmp_path: Path) -> None:
@@ -161,25 +164,15 @@ def test_attempts_of_each_nth_step_back_from_the_last_are_read_and_the_metrics_o
 def test_how_many_files_were_read_is_told(tmp_path: Path) -> None:
     made_run(tmp_path)
     told = list[tuple[int, int]]()
-    analyse(find_source("r", tmp_path / "runs"), method="", said=lambda done, total: told.append((done, total)))
+    analyse(find_source("r", tmp_path / "runs"), said=lambda done, total: told.append((done, total)))
     assert told == [(1, 2), (2, 2)]
 
 
-def test_training_up_to_the_evaluated_step_counts_and_files_stand_for_attempts_that_were_not_kept(
-    tmp_path: Path,
-) -> None:
+def test_training_up_to_the_evaluated_step_counts(tmp_path: Path) -> None:
     made = made_run(tmp_path)
     written(made.rollout_file(2), [attempt([turn(None)], problem="late")], step=2)
     assert set(trained_questions(made, 1)) == {"What is p?"}
     assert set(trained_questions(made, 2)) == {"What is p?", "What is late?"}
-    for step in (1, 2):
-        made.rollout_file(step).unlink()
-    (tmp_path / "train.jsonl").write_text('{"question": "What is q?", "answer": "1"}\n')
-    stage = {"data": {"train_files": [str(tmp_path / "train.jsonl"), "gone.jsonl"]}}
-    write_json(made.resolved, {"data": {"test_files": ["t.jsonl"]}, "stage": [stage]})
-    assert list(trained_questions(made, 2)) == ["What is q?"]
-    write_json(made.resolved, {"data": {}, "stage": [stage]})  # held out of the same file, nobody knows which
-    assert list(trained_questions(made, 2)) == []
 
 
 def test_pictures_of_two_runs_are_drawn(tmp_path: Path) -> None:
@@ -187,7 +180,7 @@ def test_pictures_of_two_runs_are_drawn(tmp_path: Path) -> None:
     made_run(tmp_path)
     names = ["r", str(tmp_path / "runs" / "r")]
     assert run(["analyze", *names, "--runs", str(tmp_path / "runs"), "--pictures", str(tmp_path / "p")]) == 0
-    assert {file.name for file in (tmp_path / "p").iterdir()} == {"fig4.png", "fig8.png", "errors.png"}
+    assert {file.name for file in (tmp_path / "p").iterdir()} == {"fig4.png", "fig8.png"}
 
 
 @pytest.mark.parametrize(

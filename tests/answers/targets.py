@@ -9,7 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rocstar.answers.pool import DeadlinePool
+from rocstar.answers.symbolic import SymbolicChecker
+
 _KEPT: list[bytearray] = []
+
+
+def worker_pids(of: DeadlinePool | SymbolicChecker) -> list[int]:
+    """Process ids of the workers alive."""
+    pool = of._pool if isinstance(of, SymbolicChecker) else of
+    warm = pool._warm[0].pid if pool._warm else 0
+    found = Path(f"/proc/{warm}/task/{warm}/children")
+    return [int(pid) for pid in found.read_text().split()] if found.exists() else []
 
 
 def scripted(question: Mapping[str, Any]) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rocstar.answers.pool import DeadlinePool, PoolError
+from tests.answers.targets import worker_pids
 
 TARGET = "tests.answers.targets:scripted"
 PATIENT = 60.0  # seconds for a result that comes
@@ -67,23 +68,23 @@ def test_the_deadline_holds_where_the_asking_process_blocks_the_alarm() -> None:
 
 def test_a_worker_stays_until_it_fails_and_the_next_comes_from_the_same_warm_process(pool: DeadlinePool) -> None:
     results(pool, "fine")
-    old = pool.worker_pids()
+    old = worker_pids(pool)
     results(pool, "fine", "raise")
-    assert pool.worker_pids() == old
+    assert worker_pids(pool) == old
     assert isinstance(results(pool, "die")[0], PoolError)
     assert results(pool, "fine") == [["right", "g"]]
-    assert len(pool.worker_pids()) == 1 and pool.worker_pids() != old
+    assert len(worker_pids(pool)) == 1 and worker_pids(pool) != old
 
 
 def test_an_idle_worker_that_was_killed_is_replaced_unnoticed(pool: DeadlinePool) -> None:
     results(pool, "fine")
-    os.kill(pool.worker_pids()[0], signal.SIGKILL)
+    os.kill(worker_pids(pool)[0], signal.SIGKILL)
     assert results(pool, "fine") == [["right", "g"]]
 
 
 def test_a_warm_process_that_was_killed_is_replaced_unnoticed(pool: DeadlinePool) -> None:
     results(pool, "fine")
-    (worker,) = pool.worker_pids()
+    (worker,) = worker_pids(pool)
     os.killpg(os.getpgid(worker), signal.SIGKILL)
     assert results(pool, "fine") == [["right", "g"]]
 

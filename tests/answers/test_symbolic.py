@@ -16,6 +16,7 @@ import pytest
 from rocstar.answers.symbolic import Found, Question, SymbolicChecker
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import Verdict
+from tests.answers.targets import worker_pids
 
 RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
 
@@ -49,9 +50,9 @@ def is_alive(pid: int) -> bool:
 
 def worker_of(checker: SymbolicChecker) -> int:
     """Its worker's process id, once there is one."""
-    while not checker.worker_pids():
+    while not worker_pids(checker):
         time.sleep(0.01)
-    return checker.worker_pids()[0]
+    return worker_pids(checker)[0]
 
 
 def wait_until_gone(pid: int) -> None:
@@ -109,9 +110,9 @@ async def test_a_limit_is_held_against_a_prediction_unless_the_reference_alone_m
     checker = scripted(deadline_seconds=0.5)
     right, late = (RIGHT, "math_verify"), (WRONG, "deadline")
     assert await ask(checker, "fine", "hang", "hang", "well") == [right, late, late, right]
-    pids = checker.worker_pids()
+    pids = worker_pids(checker)
     assert await ask(checker, "hang") == [late]
-    assert checker.worker_pids() == pids, "what hit a limit was asked again"
+    assert worker_pids(checker) == pids, "what hit a limit was asked again"
     assert await checker.compare([question("fine", "hang")]) == [(UNDECIDED, "deadline")]
     assert await checker.compare([question("hang", "slow")]) == [late], "a reference near the limit was a way out"
     await checker.close()
@@ -164,7 +165,7 @@ async def test_close_ends_a_hanging_question_and_refuses_new_ones() -> None:
 async def test_a_checker_that_was_never_asked_has_no_worker() -> None:
     checker = SymbolicChecker()
     assert await checker.compare([]) == []
-    assert checker.worker_pids() == []
+    assert worker_pids(checker) == []
     await checker.close()
 
 
@@ -174,11 +175,12 @@ def test_the_workers_end_when_their_parent_is_killed(busy: bool) -> None:
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(f"""
         import asyncio, time
         from rocstar.answers.symbolic import Found, Question, SymbolicChecker
+        from tests.answers.targets import worker_pids
         checker = SymbolicChecker(
             deadline_seconds=2.0, workers=1, target="tests.answers.targets:scripted", prepare="")
         async def main():
             await checker.compare([Question(graders=("prime",), gold="a", predicted="b")])
-            print(*checker.worker_pids(), flush=True)
+            print(*worker_pids(checker), flush=True)
             if {busy}:
                 await checker.compare([Question(graders=("prime",), gold="a", predicted="hang")])
             await asyncio.sleep(600)

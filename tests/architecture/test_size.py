@@ -16,18 +16,18 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2090, 17),
     "agents": (1138, 6),
-    "analysis": (1943, 11),
-    "answers": (3515, 18),
-    "cli": (3395, 23),
+    "analysis": (1774, 10),
+    "answers": (3501, 18),
+    "cli": (3377, 23),
     "cluster": (858, 8),
     "config": (2188, 11),
-    "data": (4519, 24),
+    "data": (4390, 24),
     "dialogue": (1808, 11),
     "engines": (4573, 24),
     "errors": (53, 1),
-    "evaluation": (3539, 21),
+    "evaluation": (3462, 21),
     "faults": (656, 4),
-    "forecast": (2013, 9),
+    "forecast": (1989, 9),
     "learning": (3406, 19),
     "parts": (1807, 10),
     "protocols": (290, 1),
@@ -36,18 +36,18 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4714, 24),
     "sandbox": (8681, 47),
     "serving": (774, 6),
-    "support": (2117, 17),
+    "support": (2103, 17),
     "tools": (957, 7),
     "train": (209, 1),
     "types": (622, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 589, 4222
+CLASSES, FUNCTIONS = 584, 4191
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 51_271}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 51_069}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -28,7 +28,7 @@ def boxed(demo: Demonstration) -> str:
 @pytest.mark.parametrize("mix", ["majority_wrong", "majority_right"])
 def test_demonstrations_do_what_their_plans_say(mix: str) -> None:
     chosen = plans(mix)
-    for plan, demo in zip(chosen, perform(chosen), strict=True):
+    for plan, demo in zip(chosen, map(perform, chosen), strict=True):
         assert demo.problem == plan.problem
         statuses = [result.status for turn in demo.turns for result in turn.results]
         assert len(statuses) == len(plan.codes) == len(demo.turns) - 1
@@ -44,12 +44,12 @@ def test_demonstrations_do_what_their_plans_say(mix: str) -> None:
 
 
 def test_direct_demonstrations_are_right_and_call_no_tool() -> None:
-    for demo in perform(plans("direct", 50)):
+    for demo in map(perform, plans("direct", 50)):
         assert len(demo.turns) == 1 and boxed(demo) == demo.problem.answer
 
 
 def test_call_turns_hold_one_call_and_nothing_else() -> None:
-    for demo in perform(plans("majority_right"), tool_name="execute_python_code"):
+    for demo in (perform(plan, "execute_python_code") for plan in plans("majority_right")):
         for n, turn in enumerate(demo.turns[:-1]):
             (call,) = parse_calls(turn.text, first_id=n)
             assert call.tool == "execute_python_code"
@@ -61,7 +61,7 @@ def test_the_second_call_of_two_is_built_from_the_first_output() -> None:
     problems = arithmetic_problems(["two"], 100, 0)
     chosen = [p for p in plan_demonstrations(problems, "majority_right", 0) if p.behaviour == (Move.RIGHT,)]
     assert chosen
-    for demo in perform(chosen):
+    for demo in map(perform, chosen):
         first, second, _ = demo.turns
         assert first.results[0].stdout.strip() in second.text
 

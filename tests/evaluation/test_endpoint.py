@@ -126,12 +126,6 @@ async def test_counts_that_cannot_be_are_a_fault_of_the_endpoint(tokens: int) ->
     assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "an invalid answer" in made.fault
 
 
-async def test_an_answer_without_an_end_is_a_fault_of_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocstar.support.chat_http.MOST_BYTES", 100_000)
-    made, _, _ = await attempted(lambda body: text("x" * 200_000))
-    assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "answers with more than" in made.fault
-
-
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:99999/v1", "http://[::1/v1", "http:///v1", "ftp://a/v1", "http://a/v1?x"]
 )
@@ -168,7 +162,7 @@ async def test_a_refused_request_ends_the_evaluation_in_a_sentence() -> None:
 async def test_one_turn_shows_a_problems_own_functions_and_runs_nothing() -> None:
     function = {"name": "math.add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Add 2 and 3."}]
-    problem = replace(PROBLEM, metadata={"messages": messages, "functions": [function]})
+    problem = replace(PROBLEM, question="Add 2 and 3.", messages=tuple(messages), metadata={"functions": [function]})
     made, (body,), _ = await attempted(lambda body: call("math_add", "{}"), problem=problem, one_turn=True)
     assert body["messages"] == messages and body["tools"][0]["function"]["name"] == "math_add"
     assert made.stop is Stop.ANSWERED and [one.tool for one in made.turns[0].calls] == ["math_add"]

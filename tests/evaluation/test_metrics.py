@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rocstar.evaluation.intervals import Estimate, wilson
 from rocstar.evaluation.metrics import (
-    accuracy_by,
     avg_at_k,
     maj_at_k,
     pass_at_k,
@@ -192,9 +191,8 @@ def test_an_undecided_attempt_is_worth_what_a_wrong_one_is(verdicts: list[list[V
     assert summarise(mine, k).undecided == sum(some.count(Verdict.UNDECIDED) for some in verdicts)
 
 
-def test_accuracy_is_split_by_family_or_source_or_any_key() -> None:
+def test_accuracy_is_split_by_family_or_source() -> None:
     assert summarise(RESULTS, k=2).accuracy_by_source == {"file": wilson(0, 1), "gcd": wilson(1, 2)}
-    assert accuracy_by(RESULTS, lambda one: one.id)["a"] == wilson(1, 1)
 
 
 def test_a_summary_of_nothing_claims_nothing() -> None:

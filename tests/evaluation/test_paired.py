@@ -29,8 +29,8 @@ def test_with_one_attempt_each_it_is_mcnemars_exact_test() -> None:
     b = {str(n): [2 <= n < 11] for n in range(40)}
     found = compare_paired(a, b)
     expected = 2 * sum(comb(11, n) for n in range(3)) / 2**11
-    assert found.p_value == found.sign_p_value == pytest.approx(expected)
-    assert (found.better, found.worse, found.same) == (9, 2, 29)
+    assert found["p_value"] == found["sign_p_value"] == pytest.approx(expected)
+    assert (found["better"], found["worse"], found["same"]) == (9, 2, 29)
 
 
 def test_many_problems_take_the_normal_law_which_is_then_as_good() -> None:
@@ -41,12 +41,12 @@ def test_many_problems_take_the_normal_law_which_is_then_as_good() -> None:
 
 def test_attempts_need_not_be_as_many_on_every_problem() -> None:
     found = compare_paired({"p": [True, False], "q": [False]}, {"p": [True, True, False], "q": [True]})
-    assert found.difference.value == pytest.approx((2 / 3 - 1 / 2 + 1) / 2)
+    assert found["difference"]["value"] == pytest.approx((2 / 3 - 1 / 2 + 1) / 2)
 
 
 def test_equal_subjects_are_told_apart_as_often_as_the_level_says() -> None:
     rng, times = random.Random(3), 100
-    found = [compare_paired(*simulated(rng, problems=40, attempts=8)).p_value <= 0.05 for _ in range(times)]
+    found = [compare_paired(*simulated(rng, problems=40, attempts=8))["p_value"] <= 0.05 for _ in range(times)]
     assert sum(found) / times == pytest.approx(0.05, abs=3 * sqrt(0.05 * 0.95 / times) + 0.02)
 
 

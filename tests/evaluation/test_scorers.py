@@ -17,11 +17,18 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.endpoint import CodePoints
 from rocstar.evaluation.kinds import KINDS
-from rocstar.evaluation.one_turn import split
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers.arena import verdict_in
 from rocstar.evaluation.scorers.choice import chosen
-from rocstar.evaluation.scorers.functions import ELSEWHERE, LIVE, NON_LIVE, FunctionScorer, complaint_of, shown
+from rocstar.evaluation.scorers.functions import (
+    ELSEWHERE,
+    LIVE,
+    NON_LIVE,
+    FunctionScorer,
+    by_turns,
+    complaint_of,
+    shown,
+)
 from rocstar.evaluation.scorers.ifeval import CHECKS, IfevalScorer, check, follows, variants
 from rocstar.evaluation.scoring import Parts, final_text, judged, ratio
 from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, Verdict
@@ -317,7 +324,8 @@ def test_a_conversation_is_split_into_turns() -> None:
         {"role": "assistant", "content": "c"},
         {"role": "user", "content": "d"},
     ]
-    assert split(messages) == ("s", [("a\n\nb", "c"), ("d", "")])
+    joined = [("system", "s"), ("user", "a\n\nb"), ("assistant", "c"), ("user", "d")]
+    assert [(one["role"], one["content"]) for one in by_turns(messages)] == joined
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), max_size=20))

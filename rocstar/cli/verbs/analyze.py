@@ -20,9 +20,9 @@ def analyze(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN|EVALUATION|FILE|LABEL=RUN,RUN...",
-            help="A run, a name of `evals list`, an evaluation's folder, or a rollout file; several are shown side by "
-            "side. LABEL=RUN,RUN are runs of one method: mean and range by step.",
+            metavar="RUN|EVALUATION|FILE...",
+            help="A run, a name of `evals list`, an evaluation's folder, or a rollout file; several are shown one "
+            "after the other, and in one picture.",
         ),
     ],
     entropy: Annotated[
@@ -42,9 +42,8 @@ def analyze(
     """Errors and what comes after them, tool use, lengths, entropy and kinds of tokens, by step and difficulty.
 
     Example: rocstar analyze last --pictures pictures"""
-    from rocstar.analysis.methods import method_of, methods_of
     from rocstar.analysis.report import analyse
-    from rocstar.analysis.screen import pages
+    from rocstar.analysis.screen import page
     from rocstar.analysis.sources import find_source
     from rocstar.support.exits import need
     from rocstar.support.screen import Screen
@@ -55,9 +54,8 @@ def analyze(
         _swap(names, runs, as_json=as_json, others=entropy or pictures is not None or every > 1)
         return
     reports = []
-    methods = [method_of(name) for name in names]
-    found = [(label, find_source(name, runs)) for label, its_runs in methods for name in its_runs]
-    sources = [(label, replace(source, files=source.files[::-every][::-1])) for label, source in found]
+    found = [find_source(name, runs) for name in names]
+    sources = [replace(source, files=source.files[::-every][::-1]) for source in found]
     told = ""
 
     def said(name: str, done: int, total: int) -> None:
@@ -65,19 +63,19 @@ def analyze(
         told = f"{name}: {done} of {total} files read"
 
     with Screen() as screen, screen.never_silent(lambda: told):
-        for method, source in sources:
+        for source in sources:
             said(source.name, 0, len(source.files))
             piece, scorer = _tokens_of(source, entropy)
-            report = analyse(source, method=method, piece=piece, entropies=scorer, said=partial(said, source.name))
+            report = analyse(source, piece=piece, entropies=scorer, said=partial(said, source.name))
             reports.append(report)
     if pictures is not None:
         from rocstar.analysis.pictures import draw
 
         draw(reports, pictures)
     if as_json:
-        print_json({"reports": reports, "methods": methods_of(reports)})
+        print_json({"reports": reports})
     else:
-        print(pages(reports, methods_of(reports)))
+        print("\n\n\n".join(map(page, reports)))
 
 
 def _swap(names: list[str], runs: Path, *, as_json: bool, others: bool) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rocstar.data.pool.rules import Check
 
 BAR_COLUMNS = 40
+SELDOM = ("reordered", "held_out", "asked_again")
+"""Findings that are told only where there are any."""
 READ = ("data.columns.", "rollout.", "sandbox.tools", "model.path", "run.modules", "evaluate.verifier")
 """The beginnings of the keys that `check` reads."""
 
@@ -119,7 +121,7 @@ def check_problems(
         )
     lines = (f"{line}\n" for line in _report_lines(report))
     print_json(report.as_json()) if as_json else write(sys.stdout, "".join(lines))
-    raise typer.Exit(USAGE if report.bad.rows or report.columns is None else OK)
+    raise typer.Exit(USAGE if report.findings["bad"].rows or report.columns is None else OK)
 
 
 @contextmanager
@@ -202,10 +204,9 @@ def _print_funnel(sheet: Datasheet) -> None:
     print(f"{'rows':20}{'all':>10}" + "".join(f"{source[:14]:>16}" for source in sheet.sources))
     for fate, rows, by_source in sheet.funnel():
         print(f"{fate:20}{rows:>10,}" + "".join(f"{by_source[source]:>16,}" for source in sheet.sources))
-    for change, counts in (("rewritten", sheet.asked), ("reworded", sheet.reworded)):
-        if counts.total():
-            print(f"  of them {change:10}{counts.total():>10,}", end="")
-            print("".join(f"{counts[source]:>16,}" for source in sheet.sources))
+    if sheet.asked.total():
+        print(f"  of them rewritten {sheet.asked.total():>10,}", end="")
+        print("".join(f"{sheet.asked[source]:>16,}" for source in sheet.sources))
     if sheet.unasked:
         print(f"{sheet.unasked:,} kept rows had no answers to compare their label with")
     print("\n".join(sheet.benchmarks))
@@ -227,6 +228,7 @@ def _print_mix(sheet: Mapping[str, Any], out: Path) -> None:
 
 
 def _report_lines(report: FileReport) -> Iterator[str]:
+    from rocstar.data.pool.check import FINDINGS
     from rocstar.support.screen import plural
 
     yield f"{report.file}: {plural(report.rows, 'row')}, sha256 {(report.sha256 or '-')[:16]}"
@@ -245,30 +247,13 @@ def _report_lines(report: FileReport) -> Iterator[str]:
         for start, end, rows in report.histogram():
             yield f"  {start:>7,} to {end - 1:<7,}{rows:>9,} {'#' * -(-BAR_COLUMNS * rows // most)}"
         yield ""
-    read = report.rows - report.bad.rows
-    compared = (
-        f"of {sum(report.compared_with.values()):,} benchmark questions" if report.compared_with else "nothing given"
-    )
-    noun = "row" if report.bad.rows == 1 else "rows"
-    yield from _finding_lines(f"{noun} that cannot be read", report.bad)
-    if not read:
-        return
-    yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)
-    if report.reordered.rows:
-        title = (
-            "references that are right backwards too; where order counts, set evaluate.verifier to boxed_text, and "
-            "where a comma is a decimal one, write a point"
-        )
-        yield from _finding_lines(title, report.reordered)
-    if report.held_out.rows:
-        yield from _finding_lines("held out by the recipe, and so not learnt from", report.held_out)
-    if report.asked_again.rows:
-        title = "held-out questions under another system text, which are learnt from"
-        yield from _finding_lines(title, report.asked_again)
-    yield from _finding_lines("same text, another answer", report.conflicts)
-    yield from _finding_lines("same text, same answer", report.duplicates)
-    yield from _finding_lines("nearly the same text, same answer", report.near)
-    yield from _finding_lines(f"overlap with benchmarks ({compared})", report.overlaps)
+    read = report.rows - report.findings["bad"].rows
+    compared = sum(report.compared_with.values())
+    against = f"of {compared:,} benchmark questions" if compared else "nothing given"
+    of = {"refused": f", of {read:,}", "overlaps": f" ({against})"}
+    for name, finding in report.findings.items():
+        if finding.rows or (read and name not in SELDOM):
+            yield from _finding_lines(FINDINGS[name] + of.get(name, ""), finding)
     for name, rows in report.by_benchmark.most_common():
         yield f"    {rows:>7,} {name}"
 

@@ -148,10 +148,9 @@ def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple
     found = recorded(run, spec.runs, last=spec.step, steps=spec.steps, cap=spec.cap)
     model = found.model
     if not set(PAPER_COSTS) <= set(given):
-        fitted = found.fitted()
-        model = fitted.model
+        model, off = found.fitted()
         said = ", ".join(f"{name} {getattr(model, name):.3g}" for name in COSTS)
-        errors = ", ".join(f"{error:+.1%}" for error in fitted.errors)
+        errors = ", ".join(f"{error:+.1%}" for error in off)
         print(f"costs fitted to the run: {said}\nsimulated steps beside recorded ones: {errors}", file=sys.stderr)
     return [list(step.attempts) for step in found.steps], model, found.engines
 
@@ -172,12 +171,12 @@ def _with_carry_over(
     """What a stage takes with rollout.carry_over, and without it; seconds."""
     from rocstar.forecast.carry import simulate_carry_over
 
-    found = simulate_carry_over(work, share, fleet, policy)
+    makespans, attempts, groups = simulate_carry_over(work, share, fleet, policy)
     return {
         "stage_seconds": round(without, 3),
-        "stage_seconds_carried": round(sum(found.makespans), 3),
-        "carried_attempts": round(found.attempts, 4),
-        "carried_groups": round(found.groups, 4),
+        "stage_seconds_carried": round(sum(makespans), 3),
+        "carried_attempts": round(attempts, 4),
+        "carried_groups": round(groups, 4),
     }
 
 

@@ -22,7 +22,7 @@ from rocstar.data.pool.agreement import AnswerBook, disagreement
 from rocstar.data.pool.config import InputSection, PoolConfig
 from rocstar.data.pool.datasheet import READ, Datasheet, row_of
 from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
-from rocstar.data.pool.rules import OVERLAP, RULE_NAMES, Check, Drop, Judges
+from rocstar.data.pool.rules import RULE_NAMES, Check, Drop, Judges
 from rocstar.data.problems import EmptyField, ProblemColumns, detect_columns, problem_of, refuse_no_columns, value_at
 from rocstar.data.rows import fingerprint, output_folder, read_rows, refuse_missing, rows_and_faults
 from rocstar.errors import ConfigError, DataError
@@ -91,7 +91,7 @@ def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note:
             for problem in read_problems(sheet, source, "source", drop):
                 judged, reason = judges.judge(problem, _name(problem))
                 if reason is None:
-                    kept.write(_pool_row(judged, (*config.keep, OVERLAP)))
+                    kept.write(_pool_row(judged, config.keep))
                 else:
                     _drop(sheet, drop, problem, reason)
             note(f"{source.name}: {sheet.counts[source.name, READ]} rows judged")
@@ -193,7 +193,7 @@ def _columns_of(row: Any, section: InputSection, where: str, role: str) -> Probl
     needs_answer = role == "source"
     if section.question and (section.answer or not needs_answer):
         return ProblemColumns(layout="given", question=tuple(section.question), answer=section.answer)
-    found = detect_columns(row, where=where, layout=section.layout, needs_answer=needs_answer and not section.answer)
+    found = detect_columns(row, where=where, needs_answer=needs_answer and not section.answer)
     return ProblemColumns(
         layout=found.layout,
         question=tuple(section.question) or found.question,
@@ -227,7 +227,7 @@ def _described(problem: Problem) -> dict[str, Any]:
 
 
 def _pool_row(problem: Problem, keep: Sequence[str]) -> bytes:
-    further = [name for name in ("asked_from", "reworded", *keep) if name in problem.metadata]
+    further = [name for name in ("asked_from", *keep) if name in problem.metadata]
     return row_of({**_described(problem), **{name: problem.metadata[name] for name in further}})
 
 
@@ -238,7 +238,7 @@ def _judged_again(judges: Judges, work: Path) -> Iterator[tuple[Problem, Drop | 
             value = json.loads(row)
             named = {name: value.pop(name) for name in ("id", "question", "answer", "source")}
             problem = Problem(**named, metadata=value)
-            yield problem, judges.late(problem, _name(problem))
+            yield problem, judges.late(_name(problem))
 
 
 def _name(problem: Problem) -> str:

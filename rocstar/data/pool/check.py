@@ -27,6 +27,20 @@ LINE = re.compile(r"line \d+")
 NEAR = 0.7
 
 
+FINDINGS = {
+    "bad": "rows that cannot be read",
+    "refused": "references the verifier refuses",
+    "reordered": "references that are right backwards too; where order counts, set evaluate.verifier to boxed_text, "
+    "and where a comma is a decimal one, write a point",
+    "held_out": "held out by the recipe, and so not learnt from",
+    "asked_again": "held-out questions under another system text, which are learnt from",
+    "conflicts": "same text, another answer",
+    "duplicates": "same text, same answer",
+    "near": "nearly the same text, same answer",
+    "overlaps": "overlap with benchmarks",
+}
+"""What may be wrong with a row, in words."""
+
 ColumnsOf = Callable[[Any, str], ProblemColumns]
 """(row, its file and line) -> the columns to read. Raises DataError."""
 
@@ -88,20 +102,8 @@ class FileReport:
     """Unit of the lengths: `tokens` or `characters`."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Length of the prompt -> rows."""
-    bad: FindingCount = field(default_factory=FindingCount)
-    refused: FindingCount = field(default_factory=FindingCount)
-    """References that the verifier rejects as answers."""
-    reordered: FindingCount = field(default_factory=FindingCount)
-    """References whose reversal it accepts, which is wrong for a task about order."""
-    held_out: FindingCount = field(default_factory=FindingCount)
-    """Problems that the recipe holds out, which training excludes."""
-    asked_again: FindingCount = field(default_factory=FindingCount)
-    """Held-out questions under another system text, which training does not exclude."""
-    conflicts: FindingCount = field(default_factory=FindingCount)
-    """Repeated questions with another answer."""
-    duplicates: FindingCount = field(default_factory=FindingCount)
-    near: FindingCount = field(default_factory=FindingCount)
-    overlaps: FindingCount = field(default_factory=FindingCount)
+    findings: dict[str, FindingCount] = field(default_factory=lambda: {name: FindingCount() for name in FINDINGS})
+    """What is wrong with rows, by its name in FINDINGS."""
     by_benchmark: Counter[str] = field(default_factory=Counter)
     """Overlapping rows by the benchmark they share most with."""
     compared_with: dict[str, int] = field(default_factory=dict)
@@ -128,8 +130,7 @@ class FileReport:
 
     def as_json(self) -> dict[str, Any]:
         quantiles = {name: self.quantile(share) for name, share in QUANTILES.items()}
-        found = {name: getattr(self, name) for name in FINDINGS}
-        counted = {name: {"rows": finding.rows, "examples": finding.examples} for name, finding in found.items()}
+        counted = {name: {"rows": found.rows, "examples": found.examples} for name, found in self.findings.items()}
         return {
             "file": self.file,
             "sha256": self.sha256,
@@ -147,7 +148,6 @@ class FileReport:
         }
 
 
-FINDINGS = ("bad", "refused", "reordered", "held_out", "asked_again", "conflicts", "duplicates", "near", "overlaps")
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 
 
@@ -168,21 +168,21 @@ def check_file(
     report.compared_with = dict(index.sizes())
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
         for problem in _readable(path, columns, report):
-            prompt = wording.render(problem)
+            prompt, name = wording.render(problem), f"line {problem.metadata['line']}"
             if not report.prompt:
                 report.prompt, report.answer = _visible(prompt, wording.markers), problem.answer
             report.lengths[wording.length(prompt)] += 1
             accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
             if not accepted:
-                report.refused.add(f'line {problem.metadata["line"]}: "{problem.answer[:60]}" ({method})')
+                report.findings["refused"].add(f'{name}: "{problem.answer[:60]}" ({method})')
             backwards = _backwards(problem.answer)
             if backwards != problem.answer and check(problem.answer, f"\\boxed{{{backwards}}}")[0]:
-                report.reordered.add(f'line {problem.metadata["line"]}: "{backwards[:60]}" for "{problem.answer[:60]}"')
-            place = f"line {problem.metadata['line']}: {problem.question[:60]}"
+                report.findings["reordered"].add(f'{name}: "{backwards[:60]}" for "{problem.answer[:60]}"')
+            place = f"{name}: {problem.question[:60]}"
             if problem.id in ids:
-                report.held_out.add(place)
+                report.findings["held_out"].add(place)
             elif is_asked(problem):
-                report.asked_again.add(place)
+                report.findings["asked_again"].add(place)
             _compare(report, problem, check, seen, index)
     if not report.rows:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
@@ -210,7 +210,7 @@ def _readable(path: str, columns: ColumnsOf, report: FileReport) -> Iterator[Pro
                 report.others = [str(name) for name in row if name not in found.used]
             yield problem_of(row, found, where=where, source=Path(path).name, line=line)
         except DataError as fault:
-            report.bad.add(str(fault))
+            report.findings["bad"].add(str(fault))
 
 
 def _compare(report: FileReport, problem: Problem, check: Check, seen: QuestionIndex, index: BenchmarkIndex) -> None:
@@ -218,13 +218,13 @@ def _compare(report: FileReport, problem: Problem, check: Check, seen: QuestionI
     question, answer = before_asking(problem)
     match = seen.add(question, answer, name, form=same_form(answer))
     if match is not None and not match.exact:
-        report.near.add(f"{name}: {match.evidence}")
+        report.findings["near"].add(f"{name}: {match.evidence}")
     elif match is not None:
         same = match.same_answer or check(match.answer, f"\\boxed{{{answer}}}")[0]
         difference = "" if same else f" and the answer {match.answer}, not {answer}"
-        (report.duplicates if same else report.conflicts).add(f"{name}: {match.evidence}{difference}")
+        report.findings["duplicates" if same else "conflicts"].add(f"{name}: {match.evidence}{difference}")
     if overlap := index.find(problem.question):
-        report.overlaps.add(f"{name}: {overlap.evidence}")
+        report.findings["overlaps"].add(f"{name}: {overlap.evidence}")
         report.by_benchmark[overlap.found.benchmark] += 1
 
 

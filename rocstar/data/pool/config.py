@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from pydantic import Field
 
@@ -15,7 +14,6 @@ class InputSection(Section):
     """How rows of this file are named in every output."""
     path: str
     """JSONL, CSV or parquet, plain or gzip, below `data`; a folder of `save_to_disk`; or hf:NAME[:CONFIG]@SPLIT."""
-    layout: Literal["auto", "plain", "trl", "verl", "skyrl", "slime"] = "auto"
     question: list[str] = []
     """Columns of the question, joined by a space; a dot steps into a nested one. Empty: found by the layout."""
     answer: str | None = None
@@ -42,9 +40,6 @@ class RulesSection(Section):
 class RewriteSection(Section):
     fractions_and_roots: bool = False
     """Ask for p + q of an answer p/q, and p + q + r of p sqrt(r)/q, so that these too have an integer answer."""
-    instructions: bool = False
-    """Where a question overlaps with a benchmark in standing instructions alone ("m and n are relatively prime"), put
-    these into other words (`rewording.py`) and keep it, provided that no overlap is left."""
 
 
 class DuplicatesSection(Section):

@@ -34,8 +34,6 @@ class Datasheet:
     """(source, READ, KEPT or a rule) -> rows."""
     asked: Counter[str] = field(default_factory=Counter)
     """Source -> kept rows whose question was extended so that the answer is an integer."""
-    reworded: Counter[str] = field(default_factory=Counter)
-    """Source -> kept rows whose standing instructions were put into other words."""
     unasked: int = 0
     """Kept rows of the sources it covers for which the agreement check had no answers."""
     outputs: dict[str, str] = field(default_factory=dict)
@@ -62,7 +60,6 @@ class Datasheet:
         """Count a row of the pool; answered: whether the agreement check had answers to it."""
         self.counts[problem.source, KEPT] += 1
         self.asked[problem.source] += "asked_from" in problem.metadata
-        self.reworded[problem.source] += "reworded" in problem.metadata
         self.unasked += self.config.agreement.covers(problem.source) and not answered
 
     def total(self, fate: str) -> int:
@@ -81,7 +78,6 @@ class Datasheet:
             "kept": self.total(KEPT),
             "funnel": {fate: {"all": rows, **by_source} for fate, rows, by_source in self.funnel()},
             "asked_for_integer": {source: self.asked[source] for source in self.sources},
-            "reworded": {source: self.reworded[source] for source in self.sources},
             "agreement_unasked": self.unasked,
             "benchmarks_not_compared": dict(self.not_compared),
             "inputs": self.inputs,

@@ -207,8 +207,6 @@ def _bands(pieces: frozenset[int], answer: str) -> list[int]:
     return [int.from_bytes(one.digest(), "big", signed=True) for one in hashed]
 
 
-STOCK_QUESTIONS = 10
-"""An 8-gram in this many different questions of the sources is a stock phrase."""
 SHOWN_WORDS = 16
 _HASH_MASK = (1 << 64) - 1
 
@@ -248,8 +246,8 @@ class Overlap:
 
 
 class BenchmarkIndex:
-    """All 8-grams of all benchmark questions, 16 bytes each: a sorted array of hashes, and beside it the number of a
-    question that has the gram and how many counted questions have it.
+    """All 8-grams of all benchmark questions, 12 bytes each: a sorted array of hashes, and beside it the number of a
+    question that has the gram.
 
     A hit is confirmed in the texts, so that a hash collision never drops a row."""
 
@@ -266,7 +264,6 @@ class BenchmarkIndex:
         ordered = sorted(first)
         self._hashes = array("Q", ordered)
         self._numbers = array("I", (first[value] for value in ordered))
-        self._uses = array("I", bytes(4 * len(ordered)))
 
     def __len__(self) -> int:
         return len(self._questions)
@@ -284,24 +281,6 @@ class BenchmarkIndex:
                 if overlap := self._confirmed(number, read(self._questions[number].question), present):
                     return overlap
         return None
-
-    def count(self, question: str) -> None:
-        """Count the 8-grams of one more question of the sources. Call it once for each."""
-        for place in self._places(question):
-            self._uses[place] += 1
-
-    def rarest(self, question: str) -> int:
-        """The number of counted questions with the rarest of its shared 8-grams; 0 if it shares none."""
-        return min((self._uses[place] for place in self._places(question)), default=0)
-
-    def _places(self, question: str) -> set[int]:
-        """Positions of its shared 8-grams in the index, in all readings."""
-        return {
-            place
-            for read in READINGS.values()
-            for gram in grams(read(question))
-            if (place := self._place(gram)) is not None
-        }
 
     def _place(self, gram: tuple[str, ...]) -> int | None:
         value = hash(gram) & _HASH_MASK

@@ -1,10 +1,7 @@
-"""Rewords questions: fractions and simple roots become problems with an integer answer, and standing instructions of
-contests are reworded so that they alone do not make a problem overlap. Also parses integers.
+"""Rewords questions: fractions and simple roots become problems with an integer answer. Also parses integers.
 
 Asking for a sum of the parts of an answer is how contests do it (AIME) and how the paper's DAPO source was made.
-Nothing is evaluated here: a tower of powers is not an integer. An instruction explains the form of the answer or a
-symbol; it is not part of the problem, and many questions share its eight words. Each wording has one meaning before and
-after; phrases that are mathematics stay.
+Nothing is evaluated here: a tower of powers is not an integer.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from math import gcd, isqrt
-from typing import Any
 
 from rocstar.types import Problem, problem_id
 
@@ -97,13 +93,8 @@ def same_form(answer: str) -> str:
 
 
 def _asked(problem: Problem, request: str, answer: int) -> Problem:
-    return _changed(problem, f"{problem.question} {request}", answer=str(answer), asked_from=problem.answer)
-
-
-def _changed(problem: Problem, question: str, answer: str, **noted: Any) -> Problem:
-    """The problem with another question, and the change recorded in `metadata`."""
-    metadata = {**problem.metadata, **noted}
-    return replace(problem, id=problem_id(question), question=question, answer=answer, metadata=metadata)
+    question, metadata = f"{problem.question} {request}", {**problem.metadata, "asked_from": problem.answer}
+    return replace(problem, id=problem_id(question), question=question, answer=str(answer), metadata=metadata)
 
 
 def _bare(answer: str) -> str:
@@ -156,41 +147,3 @@ def _square_free(number: int) -> tuple[int, int]:
         if divisor**2 > number:
             break
     return outside, number
-
-
-_AS_FRACTION = (
-    r"\s{0,4}(?<![^\s.?!$)\]])(?:Express|Give|Write|Enter|Leave) (?:your|the) (?:final )?(?:answer|result|probability) "
-    r"as an? (?:(?:single|common|reduced|simplified|simplest|proper|improper|mixed) )*(?:fraction|number)"
-    r"(?: in (?:its )?(?:lowest|simplest|reduced) (?:terms|form)| reduced to (?:lowest|simplest) terms)?[.!]"
-)
-_NAMED = r"(?P<names>(?:(?! are )[^.?!]){1,40})"
-_COPRIME = rf"\bwhere {_NAMED} are (?:positive )?relatively prime (?P<kind>(?:positive )?integers)\b"
-WORDINGS: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    ("coprime", re.compile(_COPRIME), r"for coprime \g<kind> \g<names>"),
-    ("coprime", re.compile(r"\brelatively prime\b"), "coprime"),
-    (
-        "squarefree",
-        re.compile(r"\bnot divisible by the square of any prime(?: number| integer)?\b"),
-        "free of repeated prime factors",
-    ),
-    (
-        "floor",
-        re.compile(r"\b(?:greatest|largest) integer (?:that is )?(?:less than or equal to|not exceeding)(?=\W)"),
-        "largest integer that does not exceed",
-    ),
-    # The answer of the pool is an integer, whatever form of fraction was requested.
-    ("fraction", re.compile(_AS_FRACTION), ""),
-)
-"""(name, pattern, replacement)."""
-
-
-def in_other_words(problem: Problem) -> Problem | None:
-    """The problem with its standing instructions worded differently, the names of the wordings in `metadata` as
-    "reworded"; None if it has none. Source: ours."""
-    question, used = problem.question, []
-    for name, pattern, wording in WORDINGS:
-        question, times = pattern.subn(wording, question)
-        used += [name] if times and name not in used else []
-    if not used:
-        return None
-    return _changed(problem, question.strip(), answer=problem.answer, reworded=used)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rocstar.data.pool.config import LimitsSection, PoolConfig
-from rocstar.data.pool.overlap import STOCK_QUESTIONS, BenchmarkIndex, QuestionIndex
-from rocstar.data.pool.rewording import asked_for_integer, in_other_words, integer_of, same_form
+from rocstar.data.pool.overlap import BenchmarkIndex, QuestionIndex
+from rocstar.data.pool.rewording import asked_for_integer, integer_of, same_form
 from rocstar.types import Problem
 
 SHOWN_CHARS = 60
@@ -180,15 +180,11 @@ LATER_RULES = (
     "duplicate",
     "near_duplicate",
     "benchmark_question",
-    "benchmark_phrase",
     "benchmark_overlap",
     "disagreement",
 )
 RULE_NAMES = ("bad_row", *RULES, *LATER_RULES)
 """All reasons to drop a row, in the order in which they are looked for."""
-OVERLAP = "rocstar overlap"
-"""In the metadata of a problem: evidence that it shares 8-grams with a benchmark. Which rule that is, whether a stock
-phrase or more, is known only when all sources are read: see `Judges.late`."""
 
 Check = Callable[[str, str], tuple[bool, str]]
 """(reference, a full response) -> (whether the verifier calls it right, how it decided)."""
@@ -224,23 +220,11 @@ class Judges:
                 return problem, Drop(rule, evidence)
         # The sentence that asks for an integer occurs in many questions and must not make them similar.
         repeated = self._repeated(published, name)
-        if reason := self._refused(problem) or repeated:
-            return problem, reason
-        return self._cleared(problem)
+        return problem, self._refused(problem) or repeated or self._overlapping(problem)
 
-    def late(self, problem: Problem, name: str) -> Drop | None:
+    def late(self, name: str) -> Drop | None:
         """Why a row that was kept so far is dropped now; call it when all rows were judged."""
-        if name in self.conflicts and (reason := self._drop("conflicting_labels", self.conflicts[name])):
-            return reason
-        if OVERLAP not in problem.metadata:
-            return None
-        rarest = self.benchmarks.rarest(problem.question)
-        if rarest >= STOCK_QUESTIONS:
-            reason_text = (
-                f"a stock phrase: all 8-grams shared with benchmarks stand in {rarest} questions of the sources or more"
-            )
-            return self._drop("benchmark_phrase", f"{problem.metadata[OVERLAP]}; {reason_text}")
-        return self._drop("benchmark_overlap", problem.metadata[OVERLAP])
+        return self._drop("conflicting_labels", self.conflicts[name]) if name in self.conflicts else None
 
     def _holds(self, rule: str) -> bool:
         return rule not in self.config.rules.skip
@@ -283,15 +267,8 @@ class Judges:
             )
         return self._drop("conflicting_labels", f"same text as {match.name}; {self.conflicts[match.name]}")
 
-    def _cleared(self, problem: Problem) -> tuple[Problem, Drop | None]:
-        """The problem without the text shared with a benchmark, if that is an instruction; else with the evidence."""
+    def _overlapping(self, problem: Problem) -> Drop | None:
         overlap = self.benchmarks.find(problem.question)
         if overlap is None:
-            return problem, None
-        if overlap.exact:
-            return problem, self._drop("benchmark_question", overlap.evidence)
-        self.benchmarks.count(problem.question)
-        other = in_other_words(problem) if self.config.rewrite.instructions else None
-        if other is not None and self.benchmarks.find(other.question) is None:
-            return other, None
-        return replace(problem, metadata={**problem.metadata, OVERLAP: overlap.evidence}), None
+            return None
+        return self._drop("benchmark_question" if overlap.exact else "benchmark_overlap", overlap.evidence)

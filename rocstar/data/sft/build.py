@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -45,18 +46,6 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_conf
 Note = Callable[[str], None]
 T = TypeVar("T")
 U = TypeVar("U")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checks:
-    """The checks that every row of a build must pass, and the endpoint that rewrites rows."""
-
-    codec: Codec | None
-    """None to measure nothing."""
-    markers: tuple[str, ...]
-    """Strings that no text may hold."""
-    max_tokens: int | None
-    endpoint: ChatEndpoint | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,19 +130,14 @@ async def _read_sources(
 ) -> dict[str, SourceCounts]:
     """Every row of every source goes into the store, or into the file of refused rows."""
     codec = Codec.load(recipe.mix.tokenizer) if recipe.mix.tokenizer else None
-    markers = (*CHAT.reserved, *(codec.added_tokens if codec else ()))
+    markers = tuple(dict.fromkeys((*CHAT.reserved, *(codec.added_tokens if codec else ()))))
+    measure = partial(_measured, codec=codec, max_tokens=recipe.mix.max_tokens)
     counts = {source.name: SourceCounts() for source in recipe.source}
     async with _endpoint(recipe, environment, note) as endpoint:
-        checks = Checks(
-            codec=codec,
-            markers=tuple(dict.fromkeys(markers)),
-            max_tokens=recipe.mix.max_tokens,
-            endpoint=endpoint,
-        )
         for source in recipe.source:
             counted = counts[source.name]
             drafts = _drafts(source, counted, code_tool, recipe.mix.seed)
-            async for draft in _checked_drafts(drafts, source, checks):
+            async for draft in _checked_drafts(drafts, source, endpoint, markers, measure):
                 _keep_or_refuse(draft, store, refused, counted)
             built = len(store.positions(source.name))
             note(f"{source.name}: {counted.rows} rows read, {built} conversations built")
@@ -201,22 +185,28 @@ def _drafts(source: SourcePart, counts: SourceCounts, code_tool: ToolSpec, seed:
             yield Draft(source=source.name, file=str(file), line=line, row=row, made=conversation(reader, row))
 
 
-async def _checked_drafts(drafts: Iterable[Draft], source: SourcePart, checks: Checks) -> AsyncIterator[Draft]:
-    """The drafts in their order, each rewritten where asked, checked and measured, or refused."""
+async def _checked_drafts(
+    drafts: Iterable[Draft],
+    source: SourcePart,
+    endpoint: ChatEndpoint | None,
+    markers: tuple[str, ...],
+    measure: Callable[[Chat], int],
+) -> AsyncIterator[Draft]:
+    """The drafts in their order, each rewritten where asked, checked and measured, or refused. markers: strings that no
+    text may hold."""
 
     async def finished(draft: Draft) -> Draft:
         if isinstance(draft.made, Refused):
             return draft
         chat = replace(draft.made, source=source.name)
         try:
-            if source.rewrite and checks.endpoint:
-                chat = await rewritten(chat, source.rewrite, checks.endpoint)
-            calls = check(chat, checks.markers)
-            return replace(draft, made=chat, calls=calls, tokens=_measured(chat, checks))
+            if source.rewrite and endpoint:
+                chat = await rewritten(chat, source.rewrite, endpoint)
+            return replace(draft, made=chat, calls=check(chat, markers), tokens=measure(chat))
         except Refused as refused:
             return replace(draft, made=refused)
 
-    width = checks.endpoint.concurrency * UNDER_WAY if source.rewrite and checks.endpoint else 1
+    width = endpoint.concurrency * UNDER_WAY if source.rewrite and endpoint else 1
     async for draft in _in_order(drafts, finished, width):
         yield draft
 
@@ -238,16 +228,16 @@ async def _in_order(items: Iterable[T], work: Callable[[T], Awaitable[U]], width
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _measured(chat: Chat, checks: Checks) -> int:
-    """Tokens of the row as in training; also checks its loss spans."""
-    if checks.codec is None:
+def _measured(chat: Chat, codec: Codec | None, max_tokens: int | None) -> int:
+    """Tokens of the row as in training; also checks its loss spans. Without a codec nothing is measured."""
+    if codec is None:
         return 0
     parts = list(pieces(chat, CHAT, chat.tools or ()))
-    row = encoded(parts, checks.codec, CHAT.reserved)
-    if checks.max_tokens is not None and len(row.token_ids) > checks.max_tokens:
-        detail = f"{len(row.token_ids)} tokens; at most {checks.max_tokens} are taken"
+    row = encoded(parts, codec, CHAT.reserved)
+    if max_tokens is not None and len(row.token_ids) > max_tokens:
+        detail = f"{len(row.token_ids)} tokens; at most {max_tokens} are taken"
         raise Refused(Refusal.TOO_LONG, "messages", detail)
-    check_tokens(row, parts, checks.codec)
+    check_tokens(row, parts, codec)
     return len(row.token_ids)
 
 

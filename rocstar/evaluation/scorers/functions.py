@@ -13,6 +13,8 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -77,14 +79,27 @@ def _problem(part: str, where: str, row: Row, truths: Mapping[str, Any] | None) 
         )
     metadata = {
         "family": part,
-        "messages": conversations[0],
         "functions": [shown(one) for one in functions],
         "described": functions,
         "possible": truths[name] if truths is not None else None,
         "wants_call": "irrelevance" not in part,
     }
-    question = "\n\n".join(str(message["content"]) for message in conversations[0] if message["role"] == "user")
-    return Problem(id=problem_id(f"{name}\n{question}"), question=question, answer="", source=part, metadata=metadata)
+    messages = by_turns(conversations[0])
+    asked = "\n\n".join(message["content"] for message in messages if message["role"] == "user")
+    return Problem(
+        id=problem_id(f"{name}\n{asked}"),
+        question=messages[-1]["content"],
+        answer="",
+        source=part,
+        metadata=metadata,
+        messages=messages,
+    )
+
+
+def by_turns(messages: Sequence[Row]) -> tuple[dict[str, str], ...]:
+    """A conversation as a Problem has it: its system texts as one, adjacent messages of one speaker joined."""
+    speakers = groupby(sorted(messages, key=lambda one: one["role"] != "system"), key=itemgetter("role"))
+    return tuple({"role": role, "content": "\n\n".join(str(one["content"]) for one in some)} for role, some in speakers)
 
 
 def _types(described: Row) -> Iterator[str]:

@@ -11,7 +11,6 @@ import pytest
 from rocstar.data.pool.build import build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
-from rocstar.data.pool.overlap import STOCK_QUESTIONS
 from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import problem_id
@@ -117,48 +116,6 @@ def test_the_datasheet_counts_hashes_and_says_each_licence_or_that_none_is_state
     assert {file["name"]: len(file["sha256"]) for file in told["inputs"]} == {"b": 64, "s": 64}
     assert {file["name"]: file["license"] for file in told["inputs"]} == {"s": "MIT", "b": "not stated"}
     assert str(tmp_path) not in json.dumps(told)
-
-
-COPRIME = "where $m$ and $n$ are relatively prime positive integers. Find $m+n$."
-
-
-def instructed(folder: Path, rows: list[str], **changes: Any) -> PoolConfig:
-    config = pool(folder, source=[{"name": "s", "path": "told.jsonl"}], **changes)
-    write(folder / "told.jsonl", *({"question": text, "answer": "5"} for text in rows))
-    write(folder / "bench.jsonl", {"problem": f"A coin shows heads with chance $\\frac{{m}}{{n}}$, {COPRIME}"})
-    return config
-
-
-def test_a_question_that_shares_an_instruction_alone_is_reworded_and_kept(tmp_path: Path) -> None:
-    rows = [f"A bug walks on a cube. It comes home with chance $m/n$, {COPRIME}"]
-    config = instructed(tmp_path, rows, rewrite={"instructions": True})
-    sheet = build(config)
-    (row,) = rows_of(config, "problems.jsonl")
-    assert row["question"].endswith("chance $m/n$, for coprime positive integers $m$ and $n$. Find $m+n$.")
-    assert (row["reworded"], sheet.reworded.total()) == (["coprime"], 1)
-    assert build(instructed(tmp_path, rows)).total("benchmark_overlap") == 1
-
-
-def test_rewording_saves_no_question_that_shares_more_than_the_instruction(tmp_path: Path) -> None:
-    rows = [f"A coin shows heads with chance $\\frac{{m}}{{n}}$ exactly, {COPRIME}"]
-    config = instructed(tmp_path, rows, rewrite={"instructions": True})
-    assert build(config).total("benchmark_overlap") == 1
-    (dropped,) = rows_of(config, "dropped.jsonl")
-    assert dropped["question"] == rows[0]
-
-
-def test_a_phrase_that_many_questions_share_is_told_from_a_shared_problem_wherever_it_stands(tmp_path: Path) -> None:
-    words = ["ants", "bees", "cats", "dogs", "eels", "fish", "gnus", "hens", "imps", "jays"]
-    rows = [f"Some {one} meet {number} {one}, odds {COPRIME}" for number, one in enumerate(words)]
-    config = instructed(tmp_path, rows)
-    assert build(config).total("benchmark_phrase") == STOCK_QUESTIONS == len(words)
-    assert "a stock phrase" in rows_of(config, "dropped.jsonl")[0]["evidence"]
-    assert build(instructed(tmp_path, rows[1:])).total("benchmark_overlap") == len(words) - 1
-    forgiving = instructed(tmp_path, rows, rules={"skip": ["benchmark_phrase"]})
-    assert build(forgiving).total("kept") == len(words)
-    assert all(
-        set(row) == {"id", "question", "answer", "source", "line"} for row in rows_of(forgiving, "problems.jsonl")
-    )
 
 
 def test_a_rule_that_is_skipped_drops_nothing(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_questions_asked_for_an_integer_are_compared_without_the_sentence_that_a
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = check_file(str(path), columns, accept, WORDING, [])
-    assert (report.near.rows, report.duplicates.rows, report.conflicts.rows) == (0, 1, 1)
+    assert [report.findings[name].rows for name in ("near", "duplicates", "conflicts")] == [0, 1, 1]
 
 
 def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Pa
     assert (report.rows, report.others) == (6, ["level"])
     assert report.prompt == "«<s>»How many legs do three cats have in all?«</s>»"
     assert report.answer == "12"
-    findings = (report.bad, report.refused, report.conflicts, report.duplicates, report.overlaps)
-    assert [finding.rows for finding in findings] == [2, 1, 1, 1, 1]
-    assert "line 6" in report.bad.examples[1]
+    names = ("bad", "refused", "conflicts", "duplicates", "overlaps")
+    assert [report.findings[name].rows for name in names] == [2, 1, 1, 1, 1]
+    assert "line 6" in report.findings["bad"].examples[1]
     assert report.by_benchmark == {"b": 1}
     assert sum(rows for *_, rows in report.histogram()) == 4
     assert report.quantile(0.5) == len(f"<s>{ROWS[0]['prompt']}</s>")
@@ -67,8 +67,8 @@ def test_what_is_wrong_with_every_row_is_told_once_with_their_number(tmp_path: P
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"problem": "q{row}", "result": "1"}}\n' for row in range(7)) + "{broken\n" * 3)
     report = check_file(str(path), columns, accept, WORDING, [])
-    missing, broken = report.bad.examples
-    assert (report.rows, report.bad.rows) == (10, 10)
+    missing, broken = report.findings["bad"].examples
+    assert (report.rows, report.findings["bad"].rows) == (10, 10)
     assert "line 1: the fields problem, result do not fit" in missing and missing.endswith("(7 rows)")
     assert "line 8, column 2: not JSON" in broken and broken.endswith("(3 rows)")
 

@@ -54,14 +54,3 @@ def test_the_longest_of_several_shared_passages_is_shown_and_a_very_long_one_is_
     long = " ".join(f"w{number}" for number in range(40))
     told = BenchmarkIndex([BenchmarkQuestion(benchmark="b", line=1, question=long)]).find(f"{long} more")
     assert told is not None and '40 words in a row, "w0 ' in told.evidence and 'w15 …"' in told.evidence
-
-
-def test_a_question_is_as_rare_as_the_rarest_8_gram_that_it_shares() -> None:
-    words = LONG.split()
-    known = index()
-    for other in range(3):
-        known.count(f"{' '.join(words[:8])} {other}")
-    known.count(f"{' '.join(words[:9])} x")
-    assert known.rarest(f"{' '.join(words[:8])} and so on") == 4
-    assert known.rarest(f"{' '.join(words[:9])} and so on") == 1
-    assert known.rarest("nothing is shared here") == 0
