@@ -21,7 +21,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cli": (3377, 23),
     "cluster": (858, 8),
     "config": (2188, 11),
-    "data": (4390, 24),
+    "data": (4404, 24),
     "dialogue": (1808, 11),
     "engines": (4573, 24),
     "errors": (53, 1),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (622, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 584, 4191
+CLASSES, FUNCTIONS = 584, 4192
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 51_069}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 51_073}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -48,8 +48,12 @@ def test_sharegpt_turns_become_messages() -> None:
         [("function_call", CALL_PARIS), ("function_call", CALL_ROME), ("observation", "a"), ("observation", "b")],
         [("function_call", f"[{CALL_PARIS}, {CALL_ROME}]"), ("observation", "a"), ("observation", "b")],
         [("function_call", f"[{CALL_PARIS}, {CALL_ROME}]"), ("observation", '["a", "b"]')],
+        [
+            ("gpt", f"<tool_call>\n{CALL_PARIS}\n</tool_call>\n<tool_call>{PLAIN_ROME}</tool_call>"),
+            ("tool", "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"),
+        ],
     ],
-    ids=["turns", "list", "listed results"],
+    ids=["turns", "list", "listed results", "hermes"],
 )  # fmt: skip
 def test_several_calls_of_one_turn_are_paired_with_their_results(middle: list[tuple[str, str]]) -> None:
     conversation = read("sharegpt", turns(("human", "Both?"), *middle, ("gpt", "a and b")))
@@ -69,7 +73,7 @@ def test_several_calls_of_one_turn_are_paired_with_their_results(middle: list[tu
         (turns(("gpt", "y"), ("human", "x")), Refusal.ROLES),
         (turns(("human", "x"), ("function_call", "get_weather(Paris)")), Refusal.CALL),
         (turns(("human", "x"), ("function_call", '{"name": "get_weather"}')), Refusal.CALL),
-        (turns(("human", "x"), ("gpt", f"<tool_call>{CALL_PARIS}</tool_call>")), Refusal.MARKER),
+        (turns(("human", "x"), ("gpt", "<tool_call>{</tool_call>")), Refusal.CALL),
         (
             turns(("human", "x"), ("function_call", f"[{CALL_PARIS}, {CALL_ROME}]"), ("observation", "5")),
             Refusal.NO_RESULT,

@@ -27,6 +27,7 @@ from rocstar.data.sft.format import (
     tool_spec,
     tools_of,
 )
+from rocstar.dialogue.calls import CLOSE, OPEN, parse_calls
 from rocstar.protocols import ToolSpec
 
 Row = Mapping[str, Any]
@@ -152,7 +153,7 @@ def nemotron(row: Row) -> Chat:
 
 # ShareGPT with tools: `conversations` of `{"from": ..., "value": ...}` and `tools`, a JSON list or text of one. The
 # forms of LLaMA-Factory (Glaive) and APIGen-MT are read, where calls are turns of their own (`function_call`,
-# `observation`).
+# `observation`), and that of Hermes, where they stand in tags inside the assistant's text.
 
 SHAREGPT = {
     **dict.fromkeys(("human", "user"), Role.USER),
@@ -162,6 +163,8 @@ SHAREGPT = {
     **dict.fromkeys(("function_call", "function-call", "tool_call"), None),
 }
 """The role of each speaker; None: its value is a call or a list of calls."""
+RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
+CALL_BLOCK = re.compile(f"{OPEN}.*?{CLOSE}", re.DOTALL)
 
 
 def sharegpt(row: Row) -> Chat:
@@ -180,7 +183,9 @@ def sharegpt(row: Row) -> Chat:
                 listed = decoded(value, "conversations", Refusal.CALL)
                 listed = listed if isinstance(listed, list) else [listed]
                 turns.calls(call_of(call, "conversations") for call in listed)
-            else:
+            elif role is Role.ASSISTANT and OPEN in value:
+                _add_tagged(turns, value)
+            elif role is not Role.SYSTEM or "<tools>" not in value:  # Hermes writes our own tools block there
                 turns.add(role, value)
     return turns.chat(tools)
 
@@ -195,13 +200,22 @@ def _sharegpt_turn(turn: Any) -> tuple[Role | None, str]:
 
 
 def _sharegpt_results(values: list[str], calls: int) -> list[str]:
-    """One text a call: turns of their own, or one turn that holds a JSON list."""
-    if len(values) == calls:
-        return values
+    """One text a call: turns of their own, tagged blocks, or one turn that holds a JSON list."""
+    tagged = [result for value in values for result in RESPONSE.findall(value)]
+    if tagged or len(values) == calls:
+        return tagged or values
     listed = decoded(values[0], "conversations", Refusal.NO_RESULT) if len(values) == 1 else values
     if not isinstance(listed, list) or len(listed) != calls:
         raise Refused(Refusal.NO_RESULT, "conversations", f"{calls} calls are answered by {len(values)} turns")
     return [as_text(one) for one in listed]
+
+
+def _add_tagged(turns: Turns, value: str) -> None:
+    found = parse_calls(value)
+    if broken := next((call.parse_error for call in found if call.parse_error), None):
+        raise Refused(Refusal.CALL, "conversations", broken)
+    turns.add(Role.ASSISTANT, CALL_BLOCK.sub("", value).strip())
+    turns.calls(FunctionCall(name=call.tool, arguments=call.arguments) for call in found)
 
 
 # Glaive function calling v2 as published: `system` and `chat`, two texts with speakers in capitals.
