@@ -37,7 +37,7 @@ from rocstar.learning.resample import resampler_of
 from rocstar.parts.build import AttemptParts, vllm_python
 from rocstar.parts.lengths import UNLIMITED, positions_needed, within
 from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here
-from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_other_weights, refuse_targets
+from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_targets
 from rocstar.parts.placement import NOWHERE, Placement, placed_here
 from rocstar.parts.shape import known_shape
 from rocstar.protocols import Task, ToolSpec
@@ -516,7 +516,6 @@ def _pretrained(path: str, torch_engine: bool) -> Pretrained:
             f"the tokenizer in {folder} has {codec.vocab_size} ids, which cover {covered} of the {facts.embeddings} "
             "rows of the model's embedding; they do not belong together, so put the model's own tokenizer there"
         )
-    refuse_other_weights(folder)
     return Pretrained(facts=facts, codec=codec)
 
 
