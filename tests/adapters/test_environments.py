@@ -330,7 +330,7 @@ def test_a_generator_of_reasoning_gym_is_trained_on(tmp_path: Path, tmp_path_fac
         (inspect_tasks.Samples, {"task": "wrong_v1:walled"}, "sets sandbox, which rollout.agent can't keep"),
         (inspect_tasks.Samples, {"task": "wrong_v1:no_task"}, "gave a int"),
         (inspect_tasks.Samples, {"task": "sums:sums", "arguments": {"size": 3}}, "unexpected keyword argument 'size'"),
-        (inspect_tasks.Samples, {"tusk": "sums:sums"}, "did you mean data.options.task?"),
+        (inspect_tasks.Samples, {"tusk": "sums:sums"}, "did you mean task?"),
         (openenv.Seeds, {"url": "http://127.0.0.1:1"}, "is no OpenEnv server"),
         (openenv.Seeds, {"url": "echo"}, "is no OpenEnv server"),
     ],

@@ -159,9 +159,9 @@ def test_options_of_a_task_are_checked_by_its_own_model() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"redaws": 4}, "m:Own has no option redaws; did you mean data.options.redraws?"),
-        ({"share": 2.0}, "data.options.share = 2.0: Input should be less than or equal to 1"),
-        ({"redraws": "4"}, "data.options.redraws = '4': Input should be a valid integer"),
+        ({"redaws": 4}, "data.options of m:Own: unknown key redaws; did you mean redraws?"),
+        ({"share": 2.0}, "data.options of m:Own: share = 2.0 should be less than or equal to 1"),
+        ({"redraws": "4"}, "data.options of m:Own: redraws = '4' should be a valid integer"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], said: str) -> None:
