@@ -237,9 +237,6 @@ def plot(
 @options_of(AttemptOptions)
 def rollouts(
     options: AttemptOptions,
-    sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="By response_tokens, calls, reward ...: most first.")
-    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = SHOWN,
     full: Annotated[bool, typer.Option("--full", help="Show what was written and what tools said.")] = False,
     as_json: AsJson = False,
@@ -247,14 +244,16 @@ def rollouts(
     """Attempts that a run or an evaluation kept: all, or those that fit.
 
     Example: rocstar runs rollouts last --wrong --error NameError --full"""
+    from itertools import islice
+
     from rocstar.record.formats import facts, structured
-    from rocstar.record.table import first
+    from rocstar.record.table import select
     from rocstar.support.screen import Screen
 
     asked = options.filter()
     files, origin = _source(options.name, options.runs)
     with Screen() as screen, screen.never_silent(screen.working):
-        rows = first(files, asked, limit, sort)
+        rows = list(islice(select(files, asked), limit))
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
         print_json({"source": origin.name, "attempts": shown})
