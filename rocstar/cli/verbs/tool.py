@@ -21,11 +21,6 @@ READ = ("sandbox.", "rollout.tool_name", "rollout.feedback", "run.modules")
 app = typer.Typer(**STYLE, help="Tools of the model.")
 
 
-@app.callback()
-def tool() -> None:
-    """Keeps `try` a verb of its own while it is the only one."""
-
-
 @app.command(name="try")
 def try_out(
     name: Annotated[
