@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json
+from rocstar.cli.verbs.sweep import print_sweep
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need, visible
 
@@ -100,6 +101,16 @@ def print_run(folder: RunFolder, *, as_json: bool) -> None:
 
     shown = show_run(folder)
     print_json(shown) if as_json else Screen().summary(shown)
+
+
+@app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep.")],
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """The runs of a sweep: for each setting the mean, the range and the 95% interval over seeds."""
+    print_sweep(name, runs, as_json=as_json)
 
 
 @app.command()
