@@ -35,7 +35,7 @@ from rocstar.learning.advantages import advantage_of
 from rocstar.learning.resample import resampler_of
 from rocstar.parts.build import AttemptParts, vllm_python
 from rocstar.parts.lengths import UNLIMITED, positions_needed, within
-from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here
+from rocstar.parts.memory import HostMemory, host_memory, refuse_here
 from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_targets
 from rocstar.parts.placement import NOWHERE, Placement, placed_here
 from rocstar.parts.shape import known_shape
@@ -512,8 +512,8 @@ def _memory(
         return None
     rows = {stage.name: _lengths(material, stage) for stage in recipe.sft_stages}
     problems = {name: len(problems) for name, problems in material.problems.items()}
-    load = Load(positions=positions, problems=problems, heldout=len(material.heldout), rows={**rows, **read})
-    taken = host_memory(recipe, shape, load)
+    heldout = len(material.heldout)
+    taken = host_memory(recipe, shape, positions=positions, problems=problems, heldout=heldout, rows={**rows, **read})
     refuse_here(taken)
     return taken
 
@@ -539,11 +539,6 @@ def _unfit(recipe: Recipe) -> Iterator[str]:
             yield f"sandbox.preload names {name!r}, which is not a module here; install it or remove it"
     if idle := recipe.idle_learners(cluster.learners):
         yield f"{idle}; lower cluster.learners"
-    if cluster.launcher == "ray" and cluster.learners == 1 and not cluster.sandbox_nodes and not recipe.servers:
-        yield (
-            "cluster.launcher is 'ray' and there is nothing to place: cluster.learners is 1, cluster.sandbox_nodes 0, "
-            "and no [[engine]] of kind 'vllm' is to be started; raise cluster.learners or leave cluster.launcher out"
-        )
     started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
     if started and cluster.learners not in (1, int(started)):
         yield f"cluster.learners is {cluster.learners} but torchrun started {started} processes; make them equal"

@@ -65,19 +65,6 @@ THREADS = ("threads.count", "run.threads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedStep:
-    """A comparison of a step as the run made it with its repetition."""
-
-    step: int
-    differs: Mapping[str, str]
-    """Differences from the record, by name."""
-    metrics: int
-    """Metrics that were compared."""
-    weights: bool
-    """Whether the step has a checkpoint, whose weights were compared too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """Consecutive steps of one RL stage, the first directly after a checkpoint."""
 
@@ -213,8 +200,10 @@ class Replay:
     def close(self) -> None:
         self._ranks.close()
 
-    def step(self, step: int) -> ReplayedStep:
-        """Learn from a step again; call it for consecutive steps in order."""
+    def step(self, step: int) -> dict[str, Any]:
+        """Learn from a step again; call it for consecutive steps in order. Returns its `step`, what `differs` from the
+        record and how, by name, the number of `metrics` compared, and whether it has `weights` in a checkpoint, which
+        were compared too."""
         groups, version = self.groups(step), self.policy.version
         return self._compared(step, groups, self._learn(self.stage, self.learner, step, groups), version)
 
@@ -274,7 +263,7 @@ class Replay:
         run = self.recipe.run
         return learn_step(stage, learner, groups, seed=run.seed, step=step, folders=run.modules, seen=seen)
 
-    def _compared(self, step: int, groups: Sequence[Group], learnt: LearnedStep, version: int) -> ReplayedStep:
+    def _compared(self, step: int, groups: Sequence[Group], learnt: LearnedStep, version: int) -> dict[str, Any]:
         differs = {}
         recorded = read_table(self.run.rollout_file(step), [name for columns in COMPARED.values() for name in columns])
         records = attempt_records(learnt.chosen, learnt.rows, policy_version=version)
@@ -291,7 +280,7 @@ class Replay:
         has_checkpoint = step in self.run.checkpoint_steps()
         if has_checkpoint and (distance := self.policy.distance(self.run.checkpoint(step))):
             differs["weights"] = f"by up to {distance:.3g} from those of the checkpoint"
-        return ReplayedStep(step=step, differs=differs, metrics=len(metrics), weights=has_checkpoint)
+        return {"step": step, "differs": differs, "metrics": len(metrics), "weights": has_checkpoint}
 
     @property
     def _decides(self) -> bool:
