@@ -41,7 +41,7 @@ from rocstar.record.rollouts import (
     rows_of_step,
     trajectory_of,
 )
-from rocstar.run.opening import OpenedModel, opened
+from rocstar.run.opening import opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
 from rocstar.run.tried import Tried
 from rocstar.support.plugins import is_reference
@@ -239,13 +239,13 @@ class Replay:
             assert recipe.model.path is not None  # the span and the recipe ask for it
             base = find_model(recipe.model.path)
         if checkpoint is not None:
-            loaded = opened(checkpoint, base)
+            model, codec = opened(checkpoint, base)
         else:
             assert base is not None
-            loaded = OpenedModel(model=load_model(base), codec=Codec.load(base))
+            model, codec = load_model(base), Codec.load(base)
         self.template = AttemptParts(recipe).template(checkpoint / "model" if checkpoint else base)
         seed = seed_for(recipe.run.seed, "adapters")
-        self.policy = Policy(loaded.model, loaded.codec, self.template, recipe.model, ranks=self._ranks, seed=seed)
+        self.policy = Policy(model, codec, self.template, recipe.model, ranks=self._ranks, seed=seed)
         if checkpoint:
             self.policy.restore(checkpoint)
             self.policy.version = state_of(checkpoint)["policy_version"]

@@ -109,7 +109,6 @@ LIMITS = [
     tiny("run.modules=/nonexist", "'/nonexist' ... correct the path"),
     tiny("run.name=last", "'last' ... take another"),
     tiny("run.name=a@3", "'a@3' ... take another"),
-    tiny("cluster.launcher=ray", "cluster.learners is 1 ... raise cluster.learners"),
     tiny("cluster.sandbox_nodes=2", "cluster.sandbox_nodes 2 ... set cluster.launcher to 'ray'"),
     tiny(
         "cluster.launcher=ray cluster.sandbox_nodes=2 'sandbox.urls=[\"http://a:1\"]'",
