@@ -211,9 +211,12 @@ def require_demonstrations(task: Task, stage: str) -> DemonstratingTask:
 
 
 def checked_options(kind: type[Options], data: TaskSection) -> Options:
-    """`[data.options]` as a Task's own pydantic model. Raises ConfigError, one sentence about the first thing wrong."""
+    """`[data.options]` as a Task's own pydantic model. Raises ConfigError, one sentence about the first thing wrong,
+    also for an unknown option, which a model may ignore."""
+    strict = type(kind.__name__, (kind,), {"model_config": {"extra": "forbid"}, "__module__": kind.__module__})
     try:
-        return validated(kind, dict(data.options), (), ())
+        validated(strict, dict(data.options), (), ())
+        return kind.model_validate(dict(data.options), strict=True)
     except ConfigError as error:
         raise ConfigError(f"data.options of {data.source}: {str(error).removeprefix('the settings: ')}") from None
 

@@ -152,6 +152,18 @@ class Options(BaseModel):
     redraws: int = 3
 
 
+class Lax(BaseModel):
+    """One that ignores what it does not know."""
+
+    share: float = 0.5
+
+
+def test_an_option_that_a_model_would_ignore_is_refused() -> None:
+    assert checked_options(Lax, DataSection(options={"share": 0.25})) == Lax(share=0.25)
+    with pytest.raises(ConfigError, match="unknown key shares; did you mean share"):
+        checked_options(Lax, DataSection(options={"shares": 0.25}))
+
+
 def test_options_of_a_task_are_checked_by_its_own_model() -> None:
     assert checked_options(Options, DataSection(options={"share": 1})) == Options(share=1.0)
 
