@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from rocstar.config.sections import DataSection, StageRolloutSection
 from rocstar.errors import DataError, RunHalted
 from rocstar.record.folder import RunFolder
-from rocstar.record.rollouts import AttemptRecord, write_rollouts
+from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.run.pools import is_solved, problems_of_step, refilled, stage_pool
 from rocstar.types import Group, Problem, Sampling, Trajectory, Verdict, VersionSpan
 from tests.record.examples import recipe, run, trajectory
@@ -177,7 +177,7 @@ def write_recorded(
         for name, found in verdicts.items()
         for n, verdict in enumerate(found)
     ]
-    write_rollouts(folder, step, records, None)
+    write_attempts(folder.rollout_file(step), step, records, None)
 
 
 async def test_other_stages_keep_all_problems_and_ask_nobody(tmp_path: Path) -> None:
