@@ -171,7 +171,6 @@ UNREAD = [
         "rollout.max_turns=1 rollout.feedback_max_chars=99",
         "override 'rollout.feedback_max_chars=99' ... rollout.max_turns is 1",
     ),
-    tiny("evaluate.every_steps=500", "override 'evaluate.every_steps=500' ... no RL stage has more than 4 steps"),
     tiny("resample.min_positive=1", "resample.method is 'roc' ... leave it out"),
     bad(
         "data of rows from a file",
