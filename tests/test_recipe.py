@@ -292,6 +292,7 @@ VLLM = "[[engine]]\nname='v'\nkind='vllm'\n"
         (f"{SENT}{VLLM}url='http://127.0.0.1:1'\n{RL}", "without a url"),
         (f"{SENT}{VLLM}[[engine]]\nname='t'\nkind='torch'\n{RL}", "have only .* of kind 'vllm'"),
         (f"{SENT}[model]\npath='x'\nlora_rank=8\n{VLLM}{RL}", "adapters are a small file"),
+        (LORA, "model.lora_rank 8 trains adapters .* set model.path"),
         (f"{LORA}path='x'\n", "muon' of stage w .* set it to 'adamw'"),
         (f"{VLLM}[rollout]\ntop_p=0.9\n", "top_p must be 1 and top_k 0 for engines of kind 'vllm'"),
         (f"{RL}[resample]\ndrop_void_turns=true\n[rollout]\nmax_turns=1\n",
@@ -523,3 +524,5 @@ def test_what_an_agent_may_read_is_given_as_a_list_or_a_single_text(folder: Path
 def test_a_text_that_settings_cannot_keep_is_refused(folder: Path, key: str) -> None:
     with pytest.raises(ConfigError, match="not UTF-8 text"):
         load_recipe(folder / "child.toml", [f"{key}=a\udcff"])
+    with pytest.raises(ConfigError, match="holds a NUL character"):
+        load_recipe(folder / "child.toml", [rf'{key}="a\u0000"'])

@@ -77,11 +77,14 @@ def refuse_others(settings: Sequence[str], read: tuple[str, ...], where: str) ->
 
 def _writable(recipe: Recipe) -> Recipe:
     """The recipe. Raises ConfigError for a text, such as the path of a folder, with bytes that are not UTF-8, because
-    the run's settings could not be read back."""
+    the run's settings could not be read back, or with a NUL, which no path or command can hold."""
     for key, value in flat(recipe.resolved()):
         text = json.dumps(value, ensure_ascii=False)
-        if re.search("[\ud800-\udfff]", text):
-            raise ConfigError(f"{key} = {value!r:.200} is not UTF-8 text; rename what it names, or write it anew")
+        fault = "is not UTF-8 text" if re.search("[\ud800-\udfff]", text) else None
+        if r"\u0000" in text.replace(r"\\", ""):  # a backslash itself is written as two
+            fault = "holds a NUL character"
+        if fault:
+            raise ConfigError(f"{key} = {value!r:.200} {fault}; rename what it names, or write it anew")
     return recipe
 
 

@@ -538,6 +538,11 @@ class LearningSection(Section):
                 f'learning.loss "gmpo" has one advantage for all tokens of an attempt, learning.advantage '
                 f'"{self.advantage}" one for each; change one of them'
             )
+        if self.covariance_low >= self.covariance_high:
+            yield (
+                f"learning.covariance_low {self.covariance_low:g} leaves no token below learning.covariance_high "
+                f"{self.covariance_high:g}; lower it or raise the other"
+            )
         if 0 < self.dual_clip <= 1:
             yield (
                 f"learning.dual_clip {self.dual_clip:g} would keep wrong attempts from being learnt from at all, whose "
@@ -642,6 +647,14 @@ class StageSection(Section):
         found: SftSection | LearningSection = getattr(self, self.learner_section)
         return found
 
+    def complaints(self) -> Iterator[str]:
+        learner = self.learner
+        muon = ["muon_learning_rate"] * (learner.optimizer == "muon")
+        rate = max(getattr(learner, key, 0.0) for key in ("learning_rate", "adamw_learning_rate", *muon))
+        if rate * learner.weight_decay >= 1:
+            key = f"{self.learner_section}.weight_decay"
+            yield f"{key} {learner.weight_decay:g} times a rate of {rate:g} erases all weights; lower {key}"
+
     @property
     def rollouts(self) -> list[StageRolloutSection]:
         """Limits under which the stage makes attempts; empty where it makes none."""
@@ -677,6 +690,7 @@ class SftStage(StageSection):
         return self.steps
 
     def complaints(self) -> Iterator[str]:
+        yield from super().complaints()
         if bool(self.epochs) == (self.steps != BY_EPOCHS):
             given = f"steps {self.steps} and epochs {self.epochs:g} are given" if self.epochs else "steps is missing"
             yield f"{given}; give steps or epochs (epochs = 0 or steps = -1 sets a parent's aside)"
@@ -714,6 +728,7 @@ class RlStage(StageSection):
     update_rows_from: ClassVar[str] = "rollout.problems_per_step x resample.keep / learning.updates_per_step"
 
     def complaints(self) -> Iterator[str]:
+        yield from super().complaints()
         if self.resample.method != "all" and self.rollout.attempts_per_problem < self.resample.keep:
             yield (
                 f"resample.keep {self.resample.keep} needs rollout.attempts_per_problem >= {self.resample.keep}, got "
@@ -785,13 +800,24 @@ class Recipe(Section):
     def complaints(self) -> Iterator[str]:
         if (name := self.rollout.template) not in ("paper", "compact") and self.stage and self.model.path is None:
             yield f"rollout.template {name!r} is that of a pretrained model; set model.path or use 'paper'"
+        if self.model.lora_rank and self.stage and self.model.path is None:
+            yield (
+                f"model.lora_rank {self.model.lora_rank} trains adapters of a model that stays as it is, and random "
+                "weights are worth nothing as they are; set model.path, or lora_rank to 0"
+            )
         if self.model.lora_rank and (muon := [s.name for s in self.sft_stages if s.sft.optimizer == "muon"]):
             yield (
                 f"sft.optimizer 'muon' of stage {muon[0]} is for whole matrices, and model.lora_rank "
                 f"{self.model.lora_rank} trains factors of them; set it to 'adamw'"
             )
+        run, sandbox = self.run, self.sandbox
+        if run.stall_policy == "halt" and run.stall_seconds <= sandbox.timeout_seconds:
+            yield (
+                f"run.stall_seconds {run.stall_seconds:g} would halt the run for a program that may take "
+                f"sandbox.timeout_seconds {sandbox.timeout_seconds:g}; raise run.stall_seconds"
+            )
         age = max((stage.data.drop_solved_age for stage in self.rl_stages), default=0)
-        if age and not self.run.save_rollouts:
+        if age and not run.save_rollouts:
             yield (
                 f"data.drop_solved_age {age} counts recorded attempts and run.save_rollouts is false; leave one "
                 "of them out"

@@ -160,6 +160,10 @@ UNREAD = [
         "rollout.attempts_per_problem=1 resample.method=all",
         "rollout.attempts_per_problem 1 ... nothing to be compared with ... raise it",
     ),
+    *(
+        tiny(f"{key}=1e5", f"{key} 100000 ... erases ... lower {key}")
+        for key in ("sft.weight_decay", "learning.weight_decay")
+    ),
     tiny("end.solved_share=0", "end.solved_share = 0 ... greater than 0"),
     tiny("evaluate.problems=0 evaluate.every_steps=2", "override 'evaluate.every_steps=2' ... evaluate.problems is 0"),
     tiny("learning.dual_clip=0.5", "learning.dual_clip 0.5 ... 0 for no bound"),

@@ -212,6 +212,7 @@ def test_a_loss_of_whole_attempts_or_of_chosen_tokens_is_the_same_in_chunks_and_
         ({"importance_outside": "mask"}, r"learning\.importance_outside"),
         ({"importance_floor": 0.5, "importance_cap": 2.0}, r"learning\.importance_floor"),
         ({"attempt_ratio_cap": 0.5}, "attempt_ratio_cap 0.5 would leave out attempts that nothing is wrong with"),
+        ({"covariance_low": 5.0}, "covariance_low 5 leaves no token below learning.covariance_high 5"),
         # The first failed in the midst of a step, with an error of torch; the others left no finite gradient.
         ({"importance_cap": 1e39}, TOO_LARGE),
         ({"kl_coefficient": 1e39}, TOO_LARGE),
