@@ -22,7 +22,8 @@ from rocstar.config.sections import (
     SftStage,
     StageRolloutSection,
 )
-from rocstar.data.sft.check import load_conversations
+from rocstar.data.sft.check import check_call, load_conversations
+from rocstar.data.sft.format import Chat, Refused
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
@@ -39,7 +40,7 @@ from rocstar.parts.memory import HostMemory, host_memory, refuse_here
 from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_targets
 from rocstar.parts.placement import NOWHERE, Placement, placed_here
 from rocstar.parts.shape import known_shape
-from rocstar.protocols import Task
+from rocstar.protocols import Task, ToolSpec
 from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
@@ -57,7 +58,7 @@ from rocstar.sandbox.container import host_bytes
 from rocstar.support.exits import need
 from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural
-from rocstar.types import Problem
+from rocstar.types import Problem, SftRow
 
 TOKENIZER_ROWS = 3000
 """Demonstrations that a fresh tokenizer is trained on; more make no relevant difference."""
@@ -192,12 +193,14 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
         notes = [*_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
-        read = {
-            name: [len(row.token_ids) for row in rows_of_layouts(name, layouts, codec, template, facts.positions)]
+        shown_rows = {
+            name: rows_of_layouts(name, layouts, codec, template, facts.positions)
             for name, layouts in material.layouts.items()
             if layouts is not None
         }
+        notes += _long_demonstrations(next(iter(recipe.rl_stages), None), shown_rows)
         material = replace(material, notes=[*material.notes, *notes])
+        read = {name: [len(row.token_ids) for row in shown] for name, shown in shown_rows.items()}
         placement = placed_here(recipe, facts.folder, positions).refuse()
         memory = _memory(material, placement, facts.cache, positions, facts.folder, read)
     else:
@@ -344,6 +347,35 @@ def _is_written(letter: str, codec: Codec) -> bool:
     return unicodedata.normalize("NFKC", letter).casefold() in unicodedata.normalize("NFKC", decoded).casefold()
 
 
+def _long_demonstrations(first: RlStage | None, rows: Mapping[str, Sequence[SftRow]]) -> Iterator[str]:
+    """Describes demonstrations longer than the limit of the first RL stage: attempts that imitate them would be cut."""
+    if first is None or first.rollout.truncated != "wrong":
+        return
+    most = first.rollout.max_response_tokens
+    for name, shown in rows.items():
+        lengths = sorted(len(row.token_ids) - row.loss_mask.index(True) for row in shown if any(row.loss_mask))
+        if longer := sum(length > most for length in lengths):
+            yield (
+                f"stage {name}: {longer} of {plural(len(shown), 'demonstration')} take more than the {most} tokens of "
+                f"stage {first.name} (rollout.max_response_tokens), half of all up to "
+                f"{lengths[len(lengths) // 2]}, the longest {lengths[-1]}; an attempt as long is cut, and wrong"
+            )
+
+
+def _foreign_calls(stage: str, conversations: Sequence[Chat], specs: Sequence[ToolSpec]) -> list[str]:
+    """Describes calls in demonstrations that the run's tools would reject; rows that list their own tools are exempt. A
+    warning only, since failed calls may be shown on purpose."""
+    tools, refused = {spec.name: spec for spec in specs}, []
+    for row, chat in enumerate(conversations, 1):
+        try:
+            for call in (call for message in chat.messages for call in message.calls if chat.tools is None):
+                check_call(call.name, call.arguments, tools)
+        except Refused as found:
+            refused.append(f"conversation {row}: {found.detail}")
+    share = f"{len(refused)} of {plural(len(conversations), 'demonstration')} call what the run's tools do not take"
+    return [f"stage {stage}: {share}, first {refused[0]}"] if refused else []
+
+
 def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
     """Describes the default correction for tokens of older weights, if the recipe does not set one."""
     for stage in stages:
@@ -454,6 +486,7 @@ def _layouts(
         else:
             conversations = load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
             found[stage.name] = layouts_of(recipe, stage, template, conversations, task)
+            notes += _foreign_calls(stage.name, conversations, AttemptParts(recipe).specs)
             if recipe.rl_stages and all(chat.tools is not None for chat in conversations):
                 notes.append(
                     f"stage {stage.name}: its demonstrations have `tools` of their own, so they are written as plain "

@@ -410,6 +410,31 @@ def test_a_cap_under_what_an_answer_takes_is_refused_and_one_without_room_for_a_
         material(imitating(tmp_path), {**RL, "rollout": {"max_response_tokens": 1}}, data=pretrained["data"])
 
 
+def test_demonstrations_that_the_run_would_cut_or_whose_calls_would_fail_are_told(
+    tmp_path: Path, pretrained: dict[str, Any]
+) -> None:
+    def shown(*calls: tuple[str, dict[str, str]]) -> list[str]:
+        rows = []
+        for name, arguments in calls:
+            call = {"function": {"name": name, "arguments": arguments}}
+            asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+            rows.append({"messages": [MESSAGES[0], asked, {"role": "tool", "content": "2"}, MESSAGES[1]]})
+        cold = {**COLD, "sft": {"rows_file": write(tmp_path / "calls.jsonl", *rows)}}
+        stage = {**RL, "rollout": {"max_response_tokens": 180}}
+        return list(material(cold, stage, **pretrained, rollout={"template": "compact"}).notes)
+
+    fine = ("python", {"code": "1+1"})
+    assert shown(fine, fine) == []
+    assert shown(fine, ("pyhton", {"code": "1+1"})) == [
+        "stage cold: 1 of 2 demonstrations call what the run's tools do not take, first conversation 2: no tool is "
+        "called 'pyhton'; there is python"
+    ]
+    (told,) = shown(("python", {"source": "1+1"}))
+    assert "required argument 'code' is missing" in told
+    (told,) = shown(fine, ("python", {"code": "1+1" * 12}))
+    assert told.startswith("stage cold: 1 of 2 demonstrations take more than the 180 tokens of stage rl")
+
+
 def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_engine_writes(
     tmp_path: Path, pretrained: dict[str, Any]
 ) -> None:
