@@ -101,7 +101,7 @@ class Codec:
         if len(ids) != 1 or self.decode(ids) != text:
             raise ConfigError(
                 f"{text!r} is {len(ids)} tokens in this tokenizer and must be one; "
-                "give the model that token (docs/dialogue.md says how), or use rollout.template = 'model', its own."
+                "give the model that token (`rocstar model add-tokens`), or use rollout.template = 'model', its own."
             )
         return ids[0]
 

@@ -37,8 +37,8 @@ from rocstar.protocols import ToolSpec
 
 DAY = datetime(2024, 7, 26)  # the day that Llama 3's own templates fall back to
 INSTEAD = (
-    "use a template of your own (rollout.template = 'package.module:name', docs/plugins.md), or 'paper', with its "
-    "markers added to the model (docs/dialogue.md)"
+    "use a template of your own (rollout.template = 'package.module:name', docs/plugins.md), or 'paper', whose markers "
+    "`rocstar model add-tokens` gives the model"
 )
 SEEN = "What is this?"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")

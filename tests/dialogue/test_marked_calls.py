@@ -203,5 +203,5 @@ def test_a_template_without_tools_of_its_own_is_taught_ours(name: str, tmp_path:
 def test_a_template_that_writes_more_than_the_model_said_is_refused(tmp_path: Path) -> None:
     """Qwen3.8's puts an empty thought before what a model said after its own."""
     source = published.DEEPSEEK_31.replace("{{- m.content or '' }}", "{{- 'Well. ' + (m.content or '') }}")
-    with pytest.raises(ConfigError, match=r"rewrites earlier turns .*, or 'paper', with its markers added"):
+    with pytest.raises(ConfigError, match=r"rewrites earlier turns .* `rocstar model add-tokens`"):
         load_model_template(folder_of(tmp_path, source), [PYTHON])

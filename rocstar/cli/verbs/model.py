@@ -1,4 +1,5 @@
-"""`rocstar model`: small real models that come inside packages, and GGUF files as model folders."""
+"""`rocstar model`: small real models that come inside packages, GGUF files as model folders, and tokens added to a
+model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, print_json
 
-app = typer.Typer(**STYLE, help="Small real models from packages; GGUF files as model folders.")
+app = typer.Typer(**STYLE, help="Small real models from packages; GGUF files as model folders; more tokens.")
 MODELS = Path("models")
 
 
@@ -62,6 +63,23 @@ def convert(
     from rocstar.parts import gguf
 
     _told(gguf.convert(file, folder))
+
+
+@app.command()
+def add_tokens(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or its id on the hub.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Is written; must not exist.")],
+    token: Annotated[
+        list[str] | None, typer.Option(help="Several times for several tokens. Default: the marks of turns in 'paper'.")
+    ] = None,
+) -> None:
+    """Write a model with more tokens, so that rollout.template 'paper' can be used with a base model.
+
+    Example: rocstar model add-tokens ~/models/Llama-3.2-1B models/llama-chatml"""
+    from rocstar.dialogue.template import START, STOP
+    from rocstar.parts import tokens
+
+    _told(tokens.add_tokens(model, folder, token or [START, STOP]))
 
 
 def _told(folder: Path) -> None:
