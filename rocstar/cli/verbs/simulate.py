@@ -62,6 +62,8 @@ class SimulateSpec:
     most_running: Annotated[
         int | None, typer.Option(min=1, help="Requests that run at once on an engine; default: the run's.")
     ] = None
+    slow: Annotated[float, typer.Option(min=0.01, help="The first engine's steps take so many times as long.")] = 1.0
+    dies: Annotated[float | None, typer.Option(min=0, help="Seconds after which the last engine dies.")] = None
     step_seconds: Annotated[float | None, typer.Option(min=0, help="Of a decode step, whatever is in it.")] = None
     seconds_per_cached_token: Annotated[
         float | None,
@@ -76,7 +78,13 @@ class SimulateSpec:
     seconds_per_request: Annotated[
         float | None, typer.Option("--request-seconds", min=0, help="Added by each request that begins.")
     ] = None
+    evicted_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Of the running requests when the cache is full; 0: one at a time.")
+    ] = 0.0
     policies: Annotated[str, typer.Option(metavar="NAMES", help="Comma list; default: all.")] = ""
+    carry_over: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Also do all --steps, at least 4, with this rollout.carry_over.")
+    ] = 0.0
     runs: Runs = Path("runs")
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
@@ -96,8 +104,6 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
 
     Example, a run's last step on two small engines: rocstar simulate last --engines 2 --capacity 8192"""
     from rocstar.forecast.engine_model import COSTS
-    from rocstar.forecast.policies import POLICIES, scheduler
-    from rocstar.forecast.simulate import simulate_steps
 
     costs, sizes, drawn = spec.given(COSTS), spec.given(SIZES), spec.given(DRAWN)
     if spec.run is not None and drawn:
@@ -108,10 +114,15 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
         raise ConfigError(f"--step {spec.step} is a step of a run; name the run")
     drawn_or_recorded = _drawn(spec, **{**DRAWN, **drawn}) if spec.run is None else _replayed(spec, spec.run, costs)
     work, engine, engines = drawn_or_recorded
-    model = replace(engine, **sizes, **costs)
+    model = replace(engine, evicted_share=spec.evicted_share, **sizes, **costs)
     fleet = {f"engine{number:02}": model for number in range(spec.engines or engines)}
-    names = [name.strip() for name in spec.policies.split(",")] if spec.policies else POLICIES
-    rows = [_row(name, simulate_steps(work, fleet, scheduler(name, work))[-1]) for name in names]
+    fleet["engine00"] = model.slower(spec.slow)
+    if spec.carry_over and (spec.steps < 4 or spec.dies is not None):
+        raise ConfigError("--carry-over looks at a stage of at least 4 steps without a death; set --steps, not --dies")
+    reports = _reports(spec, work, fleet)
+    rows = [_row(name, found[-1]) for name, found in reports.items()]
+    for row, found in zip(rows if spec.carry_over else (), reports.values(), strict=False):
+        row |= _with_carry_over(work, fleet, spec.carry_over, row["policy"], sum(report.makespan for report in found))
     print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows}) if as_json else _print(rows)
 
 
@@ -145,6 +156,31 @@ def _replayed(spec: SimulateSpec, run: str, given: Mapping[str, float]) -> tuple
     return [list(step.attempts) for step in found.steps], model, found.engines
 
 
+def _reports(spec: SimulateSpec, work: Steps, fleet: Mapping[str, EngineModel]) -> dict[str, list[StepReport]]:
+    """Of each step, by policy."""
+    from rocstar.forecast.policies import POLICIES, scheduler
+    from rocstar.forecast.simulate import simulate_steps
+
+    names = [name.strip() for name in spec.policies.split(",")] if spec.policies else POLICIES
+    deaths = None if spec.dies is None else {max(fleet): spec.dies}
+    return {name: simulate_steps(work, fleet, scheduler(name, work), deaths=deaths) for name in names}
+
+
+def _with_carry_over(
+    work: Steps, fleet: Mapping[str, EngineModel], share: float, policy: str, without: float
+) -> dict[str, Any]:
+    """What a stage takes with rollout.carry_over, and without it; seconds."""
+    from rocstar.forecast.carry import simulate_carry_over
+
+    found = simulate_carry_over(work, share, fleet, policy)
+    return {
+        "stage_seconds": round(without, 3),
+        "stage_seconds_carried": round(sum(found.makespans), 3),
+        "carried_attempts": round(found.attempts, 4),
+        "carried_groups": round(found.groups, 4),
+    }
+
+
 def _row(name: str, report: StepReport) -> dict[str, Any]:
     idle = list(report.idle_share.values())
     return {
@@ -156,6 +192,7 @@ def _row(name: str, report: StepReport) -> dict[str, Any]:
         "tail_share": round(report.tail_share, 4),
         "evictions": report.evictions,
         "recomputed_share": round(report.recomputed_share, 4),
+        "recomputed_after_loss": report.recomputed_after_loss,
         "moves": report.moves,
         "produced_tokens": report.produced_tokens,
     }
@@ -168,11 +205,17 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "tail_share": ("tail", "{:.1%}".format),
     "evictions": ("evicted", "{:,}".format),
     "recomputed_share": ("recomputed", "{:.1%}".format),
+    "recomputed_after_loss": ("after loss", "{:,}".format),
     "moves": ("moves", "{:,}".format),
+    "stage_seconds": ("stage", "{:,.1f}".format),
+    "stage_seconds_carried": ("carried", "{:,.1f}".format),
+    "carried_attempts": ("attempts", "{:.1%}".format),
+    "carried_groups": ("groups", "{:.1%}".format),
 }
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    print(f"{'policy':16}" + "".join(f"{title:>12}" for title, _ in COLUMNS.values()))
+    columns = {key: column for key, column in COLUMNS.items() if key in rows[0]}
+    print(f"{'policy':16}" + "".join(f"{title:>12}" for title, _ in columns.values()))
     for row in rows:
-        print(f"{row['policy']:16}" + "".join(f"{show(row[key]):>12}" for key, (_, show) in COLUMNS.items()))
+        print(f"{row['policy']:16}" + "".join(f"{show(row[key]):>12}" for key, (_, show) in columns.items()))
