@@ -368,6 +368,17 @@ def remove(run: RunFolder) -> None:
     shutil.rmtree(run.path)
 
 
+def branches_of(run: RunFolder, others: list[RunFolder]) -> Iterator[RunFolder]:
+    """The runs that branched from one of its checkpoints."""
+    for other in others:
+        try:
+            origin = other.identity.get("branched_from")
+        except DataError:
+            continue  # a broken run.json must not prevent deleting others
+        if origin and Path(origin["run"]) == run.path.resolve():
+            yield other
+
+
 def _blocks(file: Path) -> int:
     try:
         return 0 if file.is_dir() else file.lstat().st_blocks * 512

@@ -83,6 +83,22 @@ def test_a_file_for_which_memory_is_short_is_not_called_broken(
         list(select(files, {}))
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--error", "Nope"], "; existing failures: exit status (2)"),
+        (["--error", "Nope", "--wrong"], "; no call failed there"),
+        (["--stop", "max_turns"], ""),
+        (["--step", "9"], "; the steps that kept theirs go from 3 to 4"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_is(files: list[Path], asked: list[str], told: str) -> None:
+    run = files[0].parent.parent
+    shown = CliRunner().invoke(app, ["rollouts", run.name, "--runs", str(run.parent), *asked])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.strip() == f"{run.name} has no such attempt{told}"
+
+
 @pytest.mark.parametrize("asked", [["--kept", "--dropped"], ["--wrong", "--undecided"]])
 def test_options_that_exclude_each_other_are_refused(files: list[Path], asked: list[str]) -> None:
     run = files[0].parent.parent

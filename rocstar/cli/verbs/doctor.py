@@ -19,6 +19,7 @@ from rocstar.support.exits import EXTRA_OF, NOT_READY, install_command
 
 FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollouts
 SHARED_BYTES = 1e9  # in /dev/shm: weights on their way to engines in other processes
+OPEN_FILES = 4096  # what a sandbox service under load and its clients hold open
 SHARED_REMEDY = (
     "engines in processes read weights from the disk then, and NCCL between GPUs may not start; Docker gives a "
     "container more with --shm-size=8g, Kubernetes with an emptyDir of medium Memory at /dev/shm"
@@ -90,6 +91,7 @@ def findings(runs: Path) -> Iterator[Finding]:
     yield _sandbox()
     yield _disk("disk", runs, FREE_BYTES, "choose another folder with --runs or run.folder")
     yield _disk("shared memory", Path("/dev/shm"), SHARED_BYTES, SHARED_REMEDY)
+    yield _open_files()
     yield _ports()
     yield _vllm()
 
@@ -166,6 +168,15 @@ def _disk(name: str, folder: Path, wanted: float, remedy: str) -> Finding:
     writable = os.access(there, os.W_OK)
     found = f"{free / 1e9:.{int(free < 1e10)}f} GB free in {there}" + ("" if writable else ", which can't be written")
     return _finding(name, found, remedy if free < wanted or not writable else "")
+
+
+def _open_files() -> Finding:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"{soft} at once, {'unlimited' if hard == resource.RLIM_INFINITY else hard} where a process asks"
+    remedy = f"raise the hard limit to {OPEN_FILES} before a service for many callers (ulimit -Hn)"
+    return _finding("open files", found, remedy if hard != resource.RLIM_INFINITY and hard < OPEN_FILES else "")
 
 
 def _ports() -> Finding:

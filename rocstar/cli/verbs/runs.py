@@ -265,13 +265,33 @@ def rollouts(
     files, origin = _source(options.name, options.runs)
     with Screen() as screen, screen.never_silent(screen.working):
         rows = list(islice(select(files, asked), limit))
+        there = _there(files, asked) if not rows and not as_json else ""
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
         print_json({"source": origin.name, "attempts": shown})
     elif not rows:
-        print(f"{origin.name} has no such attempt")
+        print(f"{origin.name} has no such attempt{there}")
     else:
         print("\n".join(_whole(row, origin) if full else _line(row) for row in rows))
+
+
+def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
+    """A hint where nothing was found: the steps that kept attempts, or the classes of failures that there are."""
+    from collections import Counter
+
+    from rocstar.record.call_errors import failures
+    from rocstar.record.folder import step_of
+    from rocstar.record.table import select
+
+    steps = sorted(step_of(file) for file in files if file.name.startswith("step="))
+    if steps and "step" in asked and int(asked["step"]) not in steps:
+        return f"; the steps that kept theirs go from {steps[0]} to {steps[-1]}"
+    if "error" not in asked:
+        return ""
+    others = {name: text for name, text in asked.items() if name != "error"} | {"failed": "1.."}
+    there = Counter(name for row in select(files, others) for name in failures(row["turns"]))
+    counts = ", ".join(f"{name} ({count})" for name, count in there.most_common())
+    return f"; existing failures: {counts}" if counts else "; no call failed there"
 
 
 UNREAD_ANSWERS = {"function": "judged by the reward function", "agent": "rewarded by its agent"}
@@ -336,8 +356,9 @@ def export(
         raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
     with Screen() as screen, screen.never_silent(screen.working):
         count = write(islice(select(files, asked), limit), origin, form, path)
+        there = "" if count else _there(files, asked)
     if not count:
-        print(f"{origin.name} has no such attempt", file=sys.stderr)
+        print(f"{origin.name} has no such attempt{there}", file=sys.stderr)
     print(f"{count} attempts in {path}")
 
 
@@ -411,12 +432,14 @@ def rm(
     """Delete runs with all they left."""
     from rich.filesize import decimal
 
-    from rocstar.record.folder import list_runs, remove, size_of
+    from rocstar.record.folder import branches_of, list_runs, remove, size_of
 
     known = {run.name: run for run in list_runs(runs)}
     chosen = list({run.path.resolve(): run for run in (_exactly(name, known) for name in names)}.values())
     for run in chosen:
         print(f"{run.path}: {decimal(size_of(run.path))}")
+        for other in branches_of(run, list(known.values())):
+            print(f"  {other.name} branched from it and stays whole")
     if not yes and not (sys.stdin.isatty() and typer.confirm("delete?")):
         raise ConfigError("nothing was deleted; add --yes if there is no terminal to ask")
     for run in chosen:
