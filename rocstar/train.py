@@ -56,7 +56,7 @@ async def train(
 ) -> None:
     """Carry out all stages that are not done, between an evaluation before the first RL stage and one at the end.
     Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
-    weights = material.pretrained.facts.folder if material.pretrained else None
+    weights = material.pretrained.folder if material.pretrained else None
     begin_threads(material.recipe, weights, folder.identity.get("threads", {}).get("count"))
     stopper.stops(asyncio.current_task())
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:

@@ -111,12 +111,6 @@ def test_a_change_is_kept_with_its_step_and_the_run_is_no_longer_finished(run: R
     assert changed_setting(shown[1]) == "after step 6: stage.one.steps = 12 (before it 4)"
 
 
-def test_a_run_of_a_newer_version_does_not_go_on(run: RunFolder) -> None:
-    write_json(run.path / "run.json", {**run.identity, "schema_version": 2})
-    with pytest.raises(ConfigError, match=r"has the schema_version 2 and this rocstar knows 1, .* update rocstar"):
-        continued(run, 6, [], flag="--resume")
-
-
 def test_asked_twice_at_one_step_is_one_change(run: RunFolder) -> None:
     run.pool("one").parent.mkdir()
     for name in ("one.json", "two.json", "two.jsonl"):

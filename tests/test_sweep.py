@@ -143,9 +143,9 @@ def test_lists_show_which_runs_are_of_one_sweep(recipe: str, capsys: pytest.Capt
     assert cli.run(["runs", "list", "--runs", base]) == exits.OK
     head, *rows = (line.split() for line in capsys.readouterr().out.splitlines() if "tiny" in line or "run " in line)
     assert head[:2] == ["run", "sweep"] and [row[:2] for row in rows] == [[f"tiny-seed={n}", "tiny"] for n in (0, 1)]
-    assert cli.run(["sweep", "show", "tiny", "--runs", base]) == exits.OK
+    assert cli.run(["runs", "sweep", "tiny", "--runs", base]) == exits.OK
     assert "1 of 2" in (shown := capsys.readouterr().out) and "50.0%" in shown
-    assert cli.run(["sweep", "show", "none", "--runs", base]) == exits.USAGE
+    assert cli.run(["runs", "sweep", "none", "--runs", base]) == exits.USAGE
     assert "there are tiny" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rocstar.agents.agent import Client
 from rocstar.config.sections import TaskSection
-from rocstar.errors import Unavailable
+from rocstar.errors import ConfigError, Unavailable
 from rocstar.protocols import Task
 from rocstar.types import Problem, seed_for
 
@@ -23,13 +23,16 @@ class EnvironmentTask(Task):
     """Holds out some problems, the same ones for every seed."""
 
     def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+        """Raises ConfigError, also if none is left to train on."""
         every = self.asked(data)
         random.Random(seed_for("heldout")).shuffle(every)
         self._heldout, self._others = every[:heldout], every[heldout:]
+        if not self._others:
+            raise ConfigError(f"the environment has {len(every)} problems; set evaluate.problems to fewer than that")
 
     @abstractmethod
     def asked(self, data: TaskSection) -> list[Problem]:
-        """All problems. Raises what a wrong setting leads to."""
+        """All problems. Raises ConfigError."""
 
     def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
         return [problem for problem in self._others if problem.id not in exclude]

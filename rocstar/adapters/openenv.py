@@ -20,6 +20,7 @@ from rocstar.adapters.environments import EnvironmentTask, as_reward, faults_of,
 from rocstar.agents.agent import Client
 from rocstar.answers.extract import boxed_answer
 from rocstar.config.sections import TaskSection
+from rocstar.errors import ConfigError
 from rocstar.run.tasks import checked_options
 from rocstar.types import Problem
 
@@ -39,9 +40,14 @@ class ServerOptions(BaseModel):
 
 
 class Seeds(EnvironmentTask):
+    """Raises ConfigError where no server answers."""
+
     def asked(self, data: TaskSection) -> list[Problem]:
         options = checked_options(ServerOptions, data)
-        text_field(options.url)
+        try:
+            text_field(options.url)
+        except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
+            raise ConfigError(f"data.options.url = {options.url!r} is no OpenEnv server: {error}") from None
         source = source_of("openenv", options.model_dump())
         question = "reset with seed {}".format
         return [Problem(id=f"{n:016x}", question=question(n), answer="", source=source) for n in range(options.seeds)]

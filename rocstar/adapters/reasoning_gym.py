@@ -47,6 +47,8 @@ class Generator(DrawnTask):
         if options.name not in DATASETS:
             close = get_close_matches(options.name, DATASETS, n=1, cutoff=0.0)[0]
             raise ConfigError(f"data.options.name = {options.name!r} is no generator; did you mean {close!r}?")
+        for own in options.config.keys() & {"seed", "size"}:
+            raise ConfigError(f"data.options.config.{own} is the run's to say; set run.seed or data.pool instead")
         file = inspect.getfile(DATASETS[options.name][0])
         if not options.trusted and UNSAFE.search(Path(file).read_text(encoding="utf-8")):
             raise ConfigError(
@@ -89,6 +91,9 @@ def full(source: str, answer: Any, entry: Mapping[str, Any]) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def dataset(source: str, seed: int, size: int) -> Any:
-    """Raises what the generator raises for settings that it does not take, which ends the run before it starts."""
+    """Raises ConfigError for settings that the generator does not take."""
     options = options_in(source)
-    return reasoning_gym.create_dataset(options["name"], seed=seed, size=size, **options["config"])
+    try:
+        return reasoning_gym.create_dataset(options["name"], seed=seed, size=size, **options["config"])
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"data.options.config = {options['config']}: {options['name']} refuses it: {error}") from None

@@ -16,6 +16,7 @@ import verifiers.v1 as vf
 from rocstar.adapters.environments import EnvironmentTask, as_reward, faults_of, options_in, source_of
 from rocstar.agents.agent import Client
 from rocstar.config.sections import TaskSection
+from rocstar.errors import ConfigError
 from rocstar.types import Problem, problem_id
 
 MOST_TASKS = 10_000
@@ -25,11 +26,15 @@ MOST_TASKS = 10_000
 class TasksetProblems(EnvironmentTask):
     def asked(self, data: TaskSection) -> list[Problem]:
         source = source_of("verifiers", data.options)
-        _trained_seat(_config(source))
-        return [
-            Problem(id=name, question=it.prompt_text or it.name or f"task {it.idx}", answer="", source=source)
-            for name, it in ((name, task.data) for name, task in tasks_of(source).items())
-        ]
+        try:
+            _trained_seat(_config(source))
+            return [
+                Problem(id=name, question=it.prompt_text or it.name or f"task {it.idx}", answer="", source=source)
+                for name, it in ((name, task.data) for name, task in tasks_of(source).items())
+            ]
+        except (AttributeError, ImportError, TypeError, ValueError) as error:  # pydantic's is a ValueError
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"data.options = {dict(data.options)} is no verifiers environment: {reason}") from error
 
 
 async def solve(problem: Problem, client: Client) -> float:

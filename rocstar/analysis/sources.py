@@ -107,7 +107,6 @@ def find_source(name: str, runs: Path) -> Source:
     if is_evaluation(name, runs):
         return evaluation_source(find_evaluation(name, runs), runs)
     run = RunFolder.find(name, runs)
-    run.note_newer()
     files = tuple(sorted(run.rollouts.glob("step=*.parquet"), key=step_of))
     steps = run.checkpoint_steps()
     return Source(name=run.name, files=files, model=run.checkpoint(steps[-1]) / "model" if steps else None, run=run)

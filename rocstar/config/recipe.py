@@ -68,6 +68,13 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
     return _writable(result)
 
 
+def refuse_others(settings: Sequence[str], read: tuple[str, ...], where: str) -> None:
+    """Raises ConfigError for a setting of a key that begins with none of `read`. where: who reads these."""
+    for key in (text.partition("=")[0].strip() for text in settings):
+        if not key.startswith(read):
+            raise ConfigError(f"{key} is not read here; {where} reads {', '.join(read)}")
+
+
 def _writable(recipe: Recipe) -> Recipe:
     """The recipe. Raises ConfigError for a text, such as the path of a folder, with bytes that are not UTF-8, because
     the run's settings could not be read back, or with a NUL, which no path or command can hold."""

@@ -150,13 +150,6 @@ def unread(recipe: Recipe) -> Iterator[Unread]:
             )
             names: list[Keys] = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
             yield names, [("stage", stage, "steps")], reason
-    steps, every = {stage.name: stage.steps for stage in recipe.rl_stages}, recipe.evaluate.every_steps
-    if steps and every > max(steps.values()):
-        reason = (
-            f"is {every} and no RL stage has more than {max(steps.values())} steps, so nothing would be evaluated "
-            "between; lower it, or leave it out"
-        )
-        yield [("evaluate", "every_steps")], [("stage", name, "steps") for name in steps], reason
 
 
 def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:

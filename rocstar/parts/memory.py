@@ -30,20 +30,6 @@ def total(parts: Mapping[str, float]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Inputs of the memory estimate besides a recipe and a shape."""
-
-    positions: int
-    """Tokens of the longest attempt."""
-    problems: Mapping[str, int]
-    """Number of problems of each RL stage."""
-    heldout: int
-    """Number of held-out problems."""
-    rows: Mapping[str, Sequence[int]]
-    """Tokens of the demonstrations of SFT stages, where they are known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
     """The most that a run takes of main memory, bytes by part: attempts that are as long as their caps allow."""
 
@@ -76,16 +62,26 @@ class HostMemory:
         return "; ".join(name + parts for name, parts in lines.items() if parts)
 
 
-def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
-    """The memory of a run on CPUs, all on this machine."""
+def host_memory(
+    recipe: Recipe,
+    shape: Shape,
+    *,
+    positions: int,
+    problems: Mapping[str, int],
+    heldout: int,
+    rows: Mapping[str, Sequence[int]],
+) -> HostMemory:
+    """The memory of a run on CPUs, all on this machine. positions: tokens of the longest attempt. problems, heldout:
+    numbers of problems, of each RL stage and held out. rows: tokens of demonstrations by SFT stage, where known."""
     itemsize, trained = recipe.model.cpu_itemsize, FP32 * float(shape.trained(recipe.model))
     weights = trained + itemsize * shape.parameters * (recipe.model.lora_rank > 0)
-    at_once = list(_attempts_at_once(recipe, load))
-    engine, cache = _engine_parts(recipe.rollout, shape, itemsize, load.positions, at_once)
-    written = max(attempts for attempts, _ in at_once) * load.positions * ATTEMPT_BYTES
+    at_once = list(_attempts_at_once(recipe, positions, problems, heldout))
+    engine, cache = _engine_parts(recipe.rollout, shape, itemsize, positions, at_once)
+    written = max(attempts for attempts, _ in at_once) * positions * ATTEMPT_BYTES
     more = (max(stage.rollout.carry_over > 0, stage.rollout.refill) for stage in recipe.rl_stages)
     written *= 1 + max(more, default=0)  # carried attempts count too, or further rounds
-    passes = max((_pass_bytes(stage, shape, load, recipe.model) for stage in recipe.stage), default=0.0)
+    lengths = {stage.name: rows.get(stage.name) or [positions] for stage in recipe.stage}
+    passes = max((_pass_bytes(one, shape, lengths[one.name], recipe.model) for one in recipe.stage), default=0.0)
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
     ranks, engines = recipe.cluster.learners - 1, recipe.engines_here
     own = 0 if recipe.engine else 1
@@ -95,7 +91,7 @@ def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
             "weights": weights,
             "optimizer": moments(recipe.stage, shape, recipe.model),
             "KL reference": trained * reference,
-            "demonstrations": float(sum(sum(lengths) for lengths in load.rows.values())) * DEMONSTRATION_BYTES,
+            "demonstrations": float(sum(sum(lengths) for lengths in rows.values())) * DEMONSTRATION_BYTES,
             "the engine's weights": own * engine,
         },
         learning={"gradients": trained, "one pass": passes, "attempts": written},
@@ -136,21 +132,22 @@ def _engine_parts(
     return float(weights), cache + float(LOGITS * FP32 * min(attempts, rollout.engine_rows) * shape.vocabulary)
 
 
-def _attempts_at_once(recipe: Recipe, load: Load) -> Iterator[tuple[int, int]]:
+def _attempts_at_once(
+    recipe: Recipe, positions: int, there: Mapping[str, int], heldout: int
+) -> Iterator[tuple[int, int]]:
     """(attempts at once, tokens that they have in a cache at their longest) of steps and evaluations."""
-    prompt = load.positions - max(rollout.max_response_tokens for rollout in recipe.rollouts)
-    groups = [(load.heldout, recipe.evaluate.attempts, recipe.longest_response)]
+    prompt = positions - max(rollout.max_response_tokens for rollout in recipe.rollouts)
+    groups = [(heldout, recipe.evaluate.attempts, recipe.longest_response)]
     for stage in recipe.rl_stages:
         rollout = stage.rollout
-        problems = min(rollout.problems_per_step, load.problems.get(stage.name, rollout.problems_per_step))
+        problems = min(rollout.problems_per_step, there.get(stage.name, rollout.problems_per_step))
         groups.append((problems, rollout.attempts_per_problem, rollout.max_response_tokens))
     for problems, attempts, cap in groups:
         yield problems * attempts, problems * (max(0, prompt) + attempts * (cap + PAGE))
 
 
-def _pass_bytes(stage: Stage, shape: Shape, load: Load, model: ModelSection) -> float:
-    """Bytes of the stage's largest pass, and of the logits of its chunks."""
-    lengths = load.rows.get(stage.name) or [load.positions]
+def _pass_bytes(stage: Stage, shape: Shape, lengths: Sequence[int], model: ModelSection) -> float:
+    """Bytes of the stage's largest pass, and of the logits of its chunks. lengths: of rows."""
     most = stage.update_rows * sum(lengths) // len(lengths)
     passes = PassShape(
         parameters=shape.parameters,

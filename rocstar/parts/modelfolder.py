@@ -16,10 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, first_line
 from rocstar.parts.gguf import KNOWN, convert
-from rocstar.parts.shape import known_shape
 from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
 from rocstar.support.layers import (
@@ -32,19 +30,14 @@ from rocstar.support.layers import (
 )
 from rocstar.support.weights import (
     fingerprint_of,
-    foreign,
     hash_of,
     layout_of_folder,
     refuse_changed,
-    refuse_misfits,
     refuse_other_base,
 )
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
-LAYER = re.compile(r"(?:model\.|language_model\.|gpt_neox\.)*layers\.(\d{1,6})\.")
-ALIKE = ("llama", "mistral", "qwen2", "qwen3")
-"""Types of models whose layers all have tensors of the same names and shapes."""
 ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """Files of an adapter in PEFT's format."""
 TOKENIZER = ("*token*.json", "*.jinja", "vocab*", "merges.txt", "*.model")
@@ -70,7 +63,7 @@ def find_model(name: str) -> Path:
     model of that id. Raises ConfigError, also for missing weights; DataError for the changed model of a checkpoint."""
     refuse_changed(Path(name).parent, f"{Path(name).name}/")
     folder = _found(name)
-    _refuse_broken(folder)
+    layout_of_folder(folder)  # which refuses weights that are not all there
     return folder
 
 
@@ -231,40 +224,6 @@ def _is_doubtful(config: dict[str, Any]) -> bool:
     module = str(config.get("model_type")).replace("-", "_").removesuffix("_text")
     places = (Path(place, "models", module) for place in (found and found.submodule_search_locations) or ())
     return "auto_map" in config or not any(place.is_dir() for place in places)
-
-
-def _refuse_broken(folder: Path) -> None:
-    """Raises ConfigError for missing weights or another number of layers than in config.json, as far as headers
-    show."""
-    config = _config(folder)
-    layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
-    numbered = [int(layer[1]) for name in foreign(layout_of_folder(folder)) if (layer := LAYER.match(name))]
-    if not numbered or not isinstance(layers, int) or "num_layers" in config:  # which LongCat has two of in each
-        return
-    most = layers + (further if isinstance(further, int) else 0)
-    if not layers <= (held := 1 + max(numbered)) <= most:
-        raise ConfigError(
-            f"{folder} holds weights of {held} layer{'s' * (held > 1)}, and its config.json says {layers} "
-            "(num_hidden_layers); correct config.json or fetch the whole model again"
-        )
-
-
-def refuse_other_weights(folder: Path) -> None:
-    """Raises ConfigError for tensors that are missing or of another shape than config.json says, as far as headers
-    show, in a model whose layers are all alike; others show it when they are loaded."""
-    stored, shape = layout_of_folder(folder), known_shape(ModelSection(), folder)
-    if _config(folder).get("model_type") not in ALIKE or not stored or shape is None:
-        return
-    inside = {name[layer.end() :]: size for name, size in stored.items() if (layer := LAYER.match(name))}
-    inside |= {f"{name}.weight": size for name, size in shape.linear.items()}
-    inside |= dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), (shape.hidden,))
-    wanted = {f"layers.{n}.{name}": size for n in range(shape.layers) for name, size in inside.items()}
-    there = {name.removeprefix("model."): size for name, size in stored.items()}
-    ends = ("embed_tokens.weight", "lm_head.weight")  # one may stand for both
-    wanted |= {"norm.weight": (shape.hidden,)} | {n: (shape.vocabulary, shape.hidden) for n in ends if n in there}
-    other = [(name,) for name, size in wanted.items() if there.get(name, size) != size]
-    missing = wanted.keys() - there.keys()
-    refuse_misfits(folder, {"missing_keys": missing, "mismatched_keys": other, "unexpected_keys": ()})
 
 
 def refuse_targets(folder: Path, targets: Sequence[str]) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from rocstar.config.sections import Recipe
-from rocstar.errors import ConfigError
 from rocstar.learning.models import device_of, use_threads
-from rocstar.parts.shape import shape_of
+from rocstar.parts.shape import known_shape
 from rocstar.sandbox.container import cpu_shares
 
 SMALL = 2**17  # numbers of a layer's matrix; a product with fewer takes microseconds, which waking threads takes too
@@ -24,12 +22,10 @@ def begin_threads(recipe: Recipe, model: Path | None, before: int | None = None)
 
 def _share(recipe: Recipe, model: Path | None) -> int:
     """The physical cores of each learner here; 1 for a small model, one of unknown shape and one on a GPU."""
-    with suppress(ConfigError):
-        if device_of(recipe.model).type == "cpu":
-            shape = shape_of(recipe.model if model is None else recipe.model.model_copy(update={"path": str(model)}))
-            if shape.hidden * shape.intermediate >= SMALL:
-                return max(1, cores() // learners_here(recipe))
-    return 1
+    shape = known_shape(recipe.model, model)
+    if shape is None or shape.hidden * shape.intermediate < SMALL or device_of(recipe.model).type != "cpu":
+        return 1
+    return max(1, cores() // learners_here(recipe))
 
 
 def learners_here(recipe: Recipe) -> int:

@@ -223,19 +223,6 @@ class RunFolder:
         return read_json(self.path / "run.json")
 
     @property
-    def newer(self) -> str | None:
-        """A message if a newer version of rocstar wrote the run, else None. Raises DataError."""
-        version = self.identity.get("schema_version")
-        if not isinstance(version, int) or version <= SCHEMA_VERSION:
-            return None
-        return f"run {self.name} has the schema_version {version} and this rocstar knows {SCHEMA_VERSION}"
-
-    def note_newer(self) -> None:
-        """Warn on stderr if a newer version wrote the run. Raises DataError."""
-        if self.newer:
-            tell_once(f"{self.newer}, so some of it may be misread; update rocstar")
-
-    @property
     def last_active(self) -> int:
         """When the run last wrote something, nanoseconds since 1970."""
         files = (self.path / "run.json", self.metrics, self.events, self.summary)

@@ -131,13 +131,6 @@ class AttemptRecord:
         return Reason.DROPPED_UNDECIDED if undecided else None
 
 
-def write_rollouts(folder: RunFolder, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
-    """Write `rollouts/step=NNNNNN.parquet`, replacing an earlier one. Raises OSError.
-
-    Without `decode` the turns carry no text."""
-    write_attempts(folder.rollout_file(step), step, attempts, decode)
-
-
 def write_attempts(path: Path, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
     """Write one parquet file of attempts (of a step, or of an evaluation), a row group in memory at a time. A row group
     holds about ROW_GROUP_TOKENS tokens, so that one attempt can be read without all the others. Raises OSError."""

@@ -75,7 +75,6 @@ def show_run(folder: RunFolder) -> Row:
 
     Raises DataError for an invalid file."""
     identity = folder.identity
-    folder.note_newer()
     rows = read_journal(folder.metrics)
     evaluations = folder.evaluations()
     return {

@@ -12,15 +12,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from heapq import nlargest
-from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from rocstar.errors import ConfigError, DataError
+from rocstar.errors import DataError
 from rocstar.record.call_errors import failures
 from rocstar.record.folder import step_of
 from rocstar.record.rollouts import BATCH_ROWS, COLUMNS, LATER_COLUMNS, SHORT_COLUMNS, Row, decoded
@@ -59,8 +56,6 @@ ON failures.failed = file_row_number
 SAID = "contains(lower(array_to_string(text, chr(10))), ?) OR contains(lower(question), ?)"
 """Whether an attempt's question or the policy's text contains a lower-case text, which is bound twice."""
 FAILED = f"SELECT file_row_number, turns FROM {READ} WHERE failed_calls > 0"
-SORTS = tuple(name for name, kind in COLUMNS.items() if kind in ("float", "double", "int32", "int64"))
-"""Columns of one number an attempt."""
 READ_BY_PEOPLE = (*SHORT_COLUMNS, "prompt_ids", "text")
 """Columns of an attempt without those of one value per token, which people do not read."""
 Condition = tuple[str, list[Any]]
@@ -155,7 +150,7 @@ def select(files: Iterable[Path], filters: Mapping[str, str]) -> Iterator[Row]:
     with duckdb.connect(config=SETTINGS) as connection:
         for file in _of_step(files, filters):
             with _named(file):
-                found = [row for row, _ in _fitting(connection, str(file), filters, where)]
+                found = _fitting(connection, str(file), filters, where)
                 yield from _whole(connection, str(file), found)
 
 
@@ -178,27 +173,13 @@ def _named(file: Path) -> Iterator[None]:
         raise DataError(f"{file} is not a complete file of attempts: {str(error).splitlines()[0]}") from None
 
 
-def _fitting(
-    connection: duckdb.DuckDBPyConnection,
-    path: str,
-    filters: Mapping[str, str],
-    where: Where,
-    column: str | None = None,
-    count: int | None = None,
-) -> list[tuple[int, float]]:
-    """(row, value) of the rows of a file that fit, in order. column: the `count` rows with the highest values in it,
-    highest first; -inf where it holds no number."""
+def _fitting(connection: duckdb.DuckDBPyConnection, path: str, filters: Mapping[str, str], where: Where) -> list[int]:
+    """The rows of a file that fit, in order."""
     values: list[Any] = [path, *(failures_in(connection, path) if filters.get("error") else ([], [])), *where.values]
     sql = f"SELECT row FROM ({ROWS}) WHERE {where.sql}"
     if text := filters.get("q", "").lower():
         sql, values = f"{sql} AND row IN (SELECT file_row_number FROM {READ} WHERE {SAID})", [*values, path, text, text]
-    if column is None:
-        return [(row, 0.0) for (row,) in connection.execute(f"{sql} ORDER BY row", values).fetchall()]
-    most = f"coalesce(nullif({column}::DOUBLE, 'nan'::DOUBLE), '-inf'::DOUBLE)"
-    sql = f"SELECT file_row_number, {most} AS most FROM {READ} WHERE file_row_number IN ({sql})"
-    ranked = f"{sql} ORDER BY most DESC, file_row_number LIMIT ?"
-    found: list[tuple[int, float]] = connection.execute(ranked, [path, *values, count]).fetchall()
-    return found
+    return [row for (row,) in connection.execute(f"{sql} ORDER BY row", values).fetchall()]
 
 
 def _whole(connection: duckdb.DuckDBPyConnection, path: str, rows: Sequence[int]) -> Iterator[Row]:
@@ -233,24 +214,3 @@ def failures_in(connection: duckdb.DuckDBPyConnection, path: str) -> tuple[list[
                 rows.append(row)
                 errors.append(list(dict.fromkeys(failures(json.loads(turns)))))
     return rows, errors
-
-
-def first(files: Iterable[Path], filters: Mapping[str, str], count: int, column: str | None = None) -> list[Row]:
-    """The first `count` attempts that fit a filter, or those with the highest values in a column, highest first; no
-    others are read whole. Raises ConfigError, and what `select` raises."""
-    if column is None:
-        return list(islice(select(files, filters), count))
-    if column not in SORTS:
-        raise ConfigError(f"attempts cannot be sorted by {column}; choose one of {', '.join(SORTS)}")
-    where, found = where_of(filters), list[tuple[float, Path, int]]()
-    with duckdb.connect(config=SETTINGS) as connection:
-        for file in _of_step(files, filters):
-            with _named(file):
-                some = _fitting(connection, str(file), filters, where, column, count)
-                found = nlargest(count, [*found, *((value, file, row) for row, value in some)], key=itemgetter(0))
-        rows = dict[tuple[Path, int], Row]()
-        for file in {file: None for _, file, _ in found}:
-            with _named(file):
-                numbers = sorted(row for _, its_file, row in found if its_file == file)
-                rows |= zip(((file, row) for row in numbers), _whole(connection, str(file), numbers), strict=True)
-    return [rows[file, row] for _, file, row in found]

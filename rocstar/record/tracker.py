@@ -14,7 +14,7 @@ from typing import Any
 
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
-from rocstar.record.rollouts import AttemptRecord, Decode, write_rollouts
+from rocstar.record.rollouts import AttemptRecord, Decode, write_attempts
 from rocstar.support.exits import is_disk_full
 
 WAITING_STEPS = 4  # if the writer is further behind, the trainer waits, which bounds memory and drops nothing
@@ -79,7 +79,7 @@ class RunTracker:
 
     def _write(self, step: int, attempts: Sequence[AttemptRecord]) -> None:
         try:
-            self._attempt(partial(write_rollouts, self.folder, step, attempts, self._decode))
+            self._attempt(partial(write_attempts, self.folder.rollout_file(step), step, attempts, self._decode))
         except Exception as error:
             self._fail(f"the rollouts of step {step} could not be written: {error!r}")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocstar.config.recipe import changed
+from rocstar.config.recipe import changed, refuse_others
 from rocstar.config.sections import BenchmarkSection, Recipe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
@@ -102,13 +102,7 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
 
 
 def _refuse_unread(source: ProblemSet, own: Sequence[str]) -> None:
-    for setting in (*source.protocol.settings, *own):
-        key = setting.partition("=")[0].strip()
-        if not key.startswith(READ):
-            raise ConfigError(
-                f"benchmark {source.title}: {setting!r} is not read between steps of a run, where {', '.join(READ)} "
-                "are; leave it out"
-            )
+    refuse_others((*source.protocol.settings, *own), READ, f"benchmark {source.title}, between steps of a run,")
     for setting in own:
         if source.kind.leaves_unread(setting.partition("=")[0].strip()):
             raise ConfigError(f"{setting!r} has no effect on benchmark {source.title}, which has its own; leave it out")

@@ -48,10 +48,7 @@ class Continued:
 
 def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag: str, own: str = "") -> Continued:
     """How `run` goes on after the checkpoint of `step` (None: there is none) under the settings given to `flag`. own: a
-    further setting that `flag` takes. Raises ConfigError for settings that cannot change there, and for a run of a
-    newer rocstar; DataError."""
-    if run.newer:
-        raise ConfigError(f"{run.newer}, so it cannot go on here; update rocstar, or go on where it was begun")
+    further setting that `flag` takes. Raises ConfigError for settings that cannot change there; DataError."""
     was = resolved_from_json(run.resolved)
     for given in settings:
         if not given.startswith((*PLACES, "stage.", *([own] if own else []))):

@@ -74,7 +74,6 @@ SYSTEM, USER = "rocstarsystem", "rocstaruser"  # stand for texts in a rendered c
 TRL_LENGTHS = tuple(f"completions/{name}" for name in ("mean_length", "max_length", "min_length", "clipped_ratio"))
 LENGTHS = tuple(f"_length/{name}" for name in ("mean", "max", "min", "clip_ratio"))
 ON_CONSOLE = re.compile(r"([\w/]+):(?:np\.\w+\()?(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)(?![\w.])")
-SAMPLED_UID = re.compile(r"(.*)_(\d+)_(\d+)")  # SAMPLE_ROLLOUT_OUTPUT
 LARGEST = 1e300  # of numbers that are accepted
 FIGURES = ("loss", "grad_norm")
 """Figures compared with the log; the norm is that before clipping."""
@@ -297,11 +296,7 @@ class _Reader:
         self._compare("score", [fmean(scores)], self._figures(step_log, ["critic/rewards/mean"]))
         cut = [one[-1] not in self._ends for one in ids]
         uids = [str(row.get("uid", "")) for row in rows]
-        parts = [SAMPLED_UID.fullmatch(uid) for uid in uids]
-        if (row := next((row for row, part in enumerate(parts) if part and part[3] != "0"), None)) is not None:
-            raise self._refused(row, "uid", "it is a further output of its rollout, which is not read")
-        names = [part[1] if part else uid for part, uid in zip(parts, uids, strict=True)]
-        members = self._members([f"{name} {text}" for name, text in zip(names, inputs, strict=True)])
+        members = self._members([f"{uid} {text}" for uid, text in zip(uids, inputs, strict=True)])
         groups, notes = [_group(some, inputs, prompt_ids, ids, cut, scores) for some in members], self._notes()
         logged = self._logged(step_log, "actor/")
         return Dump(trainer="verl", step=step, groups=groups, advantages=None, logged=logged, notes=notes)

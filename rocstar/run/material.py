@@ -36,8 +36,8 @@ from rocstar.learning.advantages import advantage_of
 from rocstar.learning.resample import resampler_of
 from rocstar.parts.build import AttemptParts, vllm_python
 from rocstar.parts.lengths import UNLIMITED, positions_needed, within
-from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here
-from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_other_weights, refuse_targets
+from rocstar.parts.memory import HostMemory, host_memory, refuse_here
+from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_targets
 from rocstar.parts.placement import NOWHERE, Placement, placed_here
 from rocstar.parts.shape import known_shape
 from rocstar.protocols import Task, ToolSpec
@@ -77,14 +77,6 @@ BYTES, ACROSS_WORDS = 4, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pretrained:
-    """The model a run starts from."""
-
-    facts: ModelFacts
-    codec: Codec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
     """Everything a run reads before it opens."""
 
@@ -97,8 +89,10 @@ class Material:
     layouts: Mapping[str, Sequence[Layout] | None]
     """Demonstrations of each SFT stage, before tokenization; None for the task's own, which may be tens of thousands
     and are made when the run opens. Empty if the run folder already has the tokens."""
-    pretrained: Pretrained | None
+    pretrained: ModelFacts | None
     """The model that the run starts from; None for random weights."""
+    codec: Codec | None
+    """The tokenizer that goes with it."""
     template: Template
     """The format of conversations."""
     benchmarks: Sequence[NamedBenchmark] = ()
@@ -154,14 +148,16 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
             "a model of random weights needs an sft stage first, to get its tokenizer from; set model.path or add "
             "a stage of kind sft"
         )
-    pretrained = _pretrained(recipe.model.path, recipe.runs_torch_engines) if recipe.model.path is not None else None
+    pretrained, codec = None, None
+    if recipe.model.path is not None:
+        pretrained, codec = _pretrained(recipe.model.path, recipe.runs_torch_engines)
     if pretrained and recipe.model.lora_rank:
         need("lora")
-        refuse_targets(pretrained.facts.folder, recipe.model.lora_targets)
+        refuse_targets(pretrained.folder, recipe.model.lora_targets)
     task = task_of(recipe, recipe)
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
-    template = parts.template(pretrained.facts.folder if pretrained else None)
+    template = parts.template(pretrained.folder if pretrained else None)
     layouts, layout_notes = _layouts(recipe, template, rows)
     recipe, notes = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
@@ -179,6 +175,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         problems=problems,
         layouts=layouts,
         pretrained=pretrained,
+        codec=codec,
         template=template,
         benchmarks=benchmarks,
         notes=[*layout_notes, *notes, *_stale(recipe.rl_stages), *of_stages],
@@ -190,8 +187,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         from rocstar.learning.models import device_of  # loads torch, only for this question
 
         device_of(recipe.model)
-    if pretrained:
-        facts, codec = pretrained.facts, pretrained.codec
+    if pretrained and codec:
+        facts = pretrained
         codec.stop_ids(material.template)
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
@@ -207,8 +204,6 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         placement = placed_here(recipe, facts.folder, positions).refuse()
         memory = _memory(material, placement, facts.cache, positions, facts.folder, read)
     else:
-        if heldout or material.problems:
-            _refuse_long_caps(recipe.model.max_positions, recipe.rollouts, benchmarks)
         cramped(material, None)
         own = template_named(recipe.rollout.template)
         atoms = atoms_of(task, own, recipe.rollout.tool_name)
@@ -423,14 +418,14 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
 def first_prompt(material: Material) -> str | None:
     """The first prompt the model will read, markers included: of the first training problem, else of the first to
     evaluate. None without problems, and for a custom environment whose tokenizer does not exist yet."""
-    recipe, pretrained, parts = material.recipe, material.pretrained, material.parts
+    recipe, codec, parts = material.recipe, material.codec, material.parts
     problem = next(iter(material.questions), None)
-    if problem is None or (pretrained is None and recipe.rollout.environment is not None):
+    if problem is None or (codec is None and recipe.rollout.environment is not None):
         return None
-    if pretrained is None:
+    if codec is None:
         return text_of(prompt_of(material.template, problem, parts.specs if recipe.has_tools else ()))
-    conversation = material.conversation(pretrained.codec)
-    return pretrained.codec.decode(parts.environment(problem, conversation, UNLIMITED, 0).opening())
+    conversation = material.conversation(codec)
+    return codec.decode(parts.environment(problem, conversation, UNLIMITED, 0).opening())
 
 
 def _positions_at_first(material: Material) -> int:
@@ -507,7 +502,7 @@ def _problems(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequenc
     return problems
 
 
-def _pretrained(path: str, torch_engine: bool) -> Pretrained:
+def _pretrained(path: str, torch_engine: bool) -> tuple[ModelFacts, Codec]:
     folder = find_model(path)
     facts, codec = model_facts(folder, torch_engine=torch_engine, trained=True), Codec.load(folder)
     covered = codec.covered(facts.embeddings)
@@ -516,8 +511,7 @@ def _pretrained(path: str, torch_engine: bool) -> Pretrained:
             f"the tokenizer in {folder} has {codec.vocab_size} ids, which cover {covered} of the {facts.embeddings} "
             "rows of the model's embedding; they do not belong together, so put the model's own tokenizer there"
         )
-    refuse_other_weights(folder)
-    return Pretrained(facts=facts, codec=codec)
+    return facts, codec
 
 
 def _longest_response(rollouts: Iterable[StageRolloutSection]) -> int:
@@ -546,8 +540,8 @@ def _memory(
         return None
     rows = {stage.name: _lengths(material, stage) for stage in recipe.sft_stages}
     problems = {name: len(problems) for name, problems in material.problems.items()}
-    load = Load(positions=positions, problems=problems, heldout=len(material.heldout), rows={**rows, **read})
-    taken = host_memory(recipe, shape, load)
+    heldout = len(material.heldout)
+    taken = host_memory(recipe, shape, positions=positions, problems=problems, heldout=heldout, rows={**rows, **read})
     refuse_here(taken)
     return taken
 
@@ -573,28 +567,6 @@ def _unfit(recipe: Recipe) -> Iterator[str]:
             yield f"sandbox.preload names {name!r}, which is not a module here; install it or remove it"
     if idle := recipe.idle_learners(cluster.learners):
         yield f"{idle}; lower cluster.learners"
-    if cluster.launcher == "ray" and cluster.learners == 1 and not cluster.sandbox_nodes and not recipe.servers:
-        yield (
-            "cluster.launcher is 'ray' and there is nothing to place: cluster.learners is 1, cluster.sandbox_nodes 0, "
-            "and no [[engine]] of kind 'vllm' is to be started; raise cluster.learners or leave cluster.launcher out"
-        )
     started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
     if started and cluster.learners not in (1, int(started)):
         yield f"cluster.learners is {cluster.learners} but torchrun started {started} processes; make them equal"
-
-
-def _refuse_long_caps(
-    positions: int, rollouts: Sequence[StageRolloutSection], benchmarks: Sequence[NamedBenchmark]
-) -> None:
-    """Check the caps for a model with random weights, which has no tokenizer yet; prompt lengths are checked later."""
-    caps = {"rollout.max_response_tokens": _longest_response(rollouts)}
-    caps |= {
-        f"rollout.max_response_tokens of benchmark {benchmark.name}": benchmark.recipe.rollout.max_response_tokens
-        for benchmark in benchmarks
-    }
-    for name, longest in caps.items():
-        if longest >= positions:
-            raise ConfigError(
-                f"{name} is {longest}, which does not fit into model.max_positions {positions} with a prompt; lower "
-                "the one (of a benchmark by its `settings`) or raise the other"
-            )

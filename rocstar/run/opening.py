@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,21 +78,21 @@ async def opened_run(
             parts = [*imitates, *["tokenizer"] * (material.pretrained is None), "model"]
             screen.stage("cold start" if imitates else "start", ", ".join(parts))
         with meter.phase("cold start"):
-            opened_model = opening(material, folder, checkpoints.newest)
+            model, codec = opening(material, folder, checkpoints.newest)
         if material.pretrained is None:
-            material = without_long_prompts(material, opened_model.codec)
-            lacking = [*cramped(material, opened_model.codec), *unwritten(material, opened_model.codec)]
+            material = without_long_prompts(material, codec)
+            lacking = [*cramped(material, codec), *unwritten(material, codec)]
             material = replace(material, notes=[*material.notes, *lacking])
         for note in material.notes:
             screen.note(note)
         recipe = material.recipe
-        positions = positions_of(material, opened_model.codec, int(opened_model.model.config.max_position_embeddings))
+        positions = positions_of(material, codec, int(model.config.max_position_embeddings))
         ranks = machines.start_ranks()
         closing.callback(ranks.close)
         stopper.break_off = ranks.abandon
-        embedded = None if recipe.engine else _embedded(material, opened_model, positions, ranks.local_rank)
+        embedded = None if recipe.engine else _embedded(material, model, codec.vocab_size, positions, ranks.local_rank)
         seed = seed_for(recipe.run.seed, "adapters")
-        policy = Policy(opened_model.model, opened_model.codec, material.template, recipe.model, ranks=ranks, seed=seed)
+        policy = Policy(model, codec, material.template, recipe.model, ranks=ranks, seed=seed)
         if checkpoints.newest is not None:
             policy.restore(checkpoints.newest)
             policy.version = checkpoints.progress.policy_version
@@ -171,7 +171,7 @@ def _tell_isolation(sandbox: SandboxClient, tracker: RunTracker, screen: Screen)
 def _same_inputs(material: Material, folder: RunFolder) -> None:
     """Record hashes of a run's inputs; refuse to resume with changed ones. (A branch records those of begun stages.)"""
     found, model = fingerprint(material), material.pretrained
-    identity = identity_of(model.facts.folder) if model else {}
+    identity = identity_of(model.folder) if model else {}
     if folder.checkpoint_steps() and not material.recipe.model.lora_rank:
         identity.pop("weights", None)  # the checkpoint has its own
     found |= {f"{part} of model.path": mark for part, mark in identity.items()}
@@ -226,56 +226,47 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
 # -- the model and the rows to imitate ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedModel:
-    """A model in memory and the tokenizer that goes with it."""
-
-    model: Any
-    """A transformers causal LM, fp32, on the CPU."""
-    codec: Codec
-
-
-def opened(checkpoint: Path, base: Path | None = None) -> OpenedModel:
-    """The model of a checkpoint, as exported; its exact weights are in the learner's state. base: the base model of its
-    adapters, if it has any. Raises ConfigError."""
+def opened(checkpoint: Path, base: Path | None = None) -> tuple[Any, Codec]:
+    """The model of a checkpoint, as exported, and its tokenizer; exact weights are in the learner's state. base: the
+    base model of its adapters, if it has any. Raises ConfigError."""
     folder = checkpoint / "model"
     if base:
         refuse_other_base(folder / ADAPTER_FOLDER, base)
-    return OpenedModel(model=load_model(base or folder), codec=Codec.load(folder))
+    return load_model(base or folder), Codec.load(folder)
 
 
-def opening(material: Material, folder: RunFolder, checkpoint: Path | None = None) -> OpenedModel:
-    """The model of the checkpoint, or of a fresh run; writes the rows of each SFT stage that has none yet. Raises
-    ConfigError, DataError."""
+def opening(material: Material, folder: RunFolder, checkpoint: Path | None = None) -> tuple[Any, Codec]:
+    """The model of the checkpoint, or of a fresh run, fp32 and on the CPU, and its tokenizer; writes the rows of each
+    SFT stage that has none yet. Raises ConfigError, DataError."""
     recipe, pretrained = material.recipe, material.pretrained
     stages = (stage for stage in recipe.sft_stages if stage.name in material.layouts)
     layouts = {stage.name: layouts_at_first(material, stage) for stage in stages}
     if checkpoint is not None:
-        opened_model = opened(checkpoint, pretrained.facts.folder if pretrained and recipe.model.lora_rank else None)
-    elif pretrained is not None:
-        opened_model = OpenedModel(model=load_model(pretrained.facts.folder), codec=pretrained.codec)
+        model, codec = opened(checkpoint, pretrained.folder if pretrained and recipe.model.lora_rank else None)
+    elif pretrained is not None and material.codec is not None:
+        model, codec = load_model(pretrained.folder), material.codec
     else:
         codec = fresh_codec(material, next(iter(layouts.values()), ()))
         shape = recipe.model.model_copy(update={"vocab_size": codec.vocab_size})
-        opened_model = OpenedModel(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
-    positions = int(opened_model.model.config.max_position_embeddings)
+        model = random_model(shape, seed_for(recipe.run.seed, "weights"))
+    positions = int(model.config.max_position_embeddings)
     for name, shown in layouts.items():
-        rows = rows_of_layouts(name, shown, opened_model.codec, material.template, positions)
+        rows = rows_of_layouts(name, shown, codec, material.template, positions)
         write_sft_rows(folder.sft_rows(name), rows)
-    return opened_model
+    return model, codec
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------
 
 
-def _embedded(material: Material, loaded: OpenedModel, positions: int, local_rank: int) -> TorchEngine:
+def _embedded(material: Material, loaded: Any, vocab_size: int, positions: int, local_rank: int) -> TorchEngine:
     """An engine over a copy of the model: the learner's own is sharded and changes during updates."""
     section, rollout = material.recipe.model, material.recipe.rollout
     device = device_of(section, local_rank)
     dtype = compute_dtype(section, device)
-    model = lowered(copy.deepcopy(loaded.model), dtype, fp32_head=section.fp32_head).to(device)
+    model = lowered(copy.deepcopy(loaded), dtype, fp32_head=section.fp32_head).to(device)
     rows, tokens = rollout.engine_rows, material.placement[EMBEDDED].kv_tokens or rollout.kv_tokens
-    return TorchEngine(model, rows=rows, positions=positions, kv_tokens=tokens, vocab_size=loaded.codec.vocab_size)
+    return TorchEngine(model, rows=rows, positions=positions, kv_tokens=tokens, vocab_size=vocab_size)
 
 
 def _processes(

@@ -7,9 +7,7 @@ run asks only the rest, and memory holds only the attempts under way."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
-import json
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -134,9 +132,7 @@ def _summary(
         "policy_version": version,
         "asked": len(problems),
         "solved": len(problems) - len(unsolved),
-        "reused_attempts": sum(row["reused"] for row in rows),
         "right_of_attempts": dict(sorted(solved_of.items())),
-        "kept_sha256": hashlib.sha256(json.dumps([problem.id for problem in unsolved]).encode()).hexdigest(),
     }
 
 

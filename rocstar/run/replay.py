@@ -41,7 +41,7 @@ from rocstar.record.rollouts import (
     rows_of_step,
     trajectory_of,
 )
-from rocstar.run.opening import OpenedModel, opened
+from rocstar.run.opening import opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
 from rocstar.run.tried import Tried
 from rocstar.support.plugins import is_reference
@@ -62,19 +62,6 @@ NEVER = ("learning.optimizer", "learning.kl_coefficient")
 """Settings that depend on earlier steps: another optimizer's moments, a reference that was never kept."""
 THREADS = ("threads.count", "run.threads")
 """What another number of threads is called in the changes of a run, and was called before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedStep:
-    """A comparison of a step as the run made it with its repetition."""
-
-    step: int
-    differs: Mapping[str, str]
-    """Differences from the record, by name."""
-    metrics: int
-    """Metrics that were compared."""
-    weights: bool
-    """Whether the step has a checkpoint, whose weights were compared too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +200,10 @@ class Replay:
     def close(self) -> None:
         self._ranks.close()
 
-    def step(self, step: int) -> ReplayedStep:
-        """Learn from a step again; call it for consecutive steps in order."""
+    def step(self, step: int) -> dict[str, Any]:
+        """Learn from a step again; call it for consecutive steps in order. Returns its `step`, what `differs` from the
+        record and how, by name, the number of `metrics` compared, and whether it has `weights` in a checkpoint, which
+        were compared too."""
         groups, version = self.groups(step), self.policy.version
         return self._compared(step, groups, self._learn(self.stage, self.learner, step, groups), version)
 
@@ -250,13 +239,13 @@ class Replay:
             assert recipe.model.path is not None  # the span and the recipe ask for it
             base = find_model(recipe.model.path)
         if checkpoint is not None:
-            loaded = opened(checkpoint, base)
+            model, codec = opened(checkpoint, base)
         else:
             assert base is not None
-            loaded = OpenedModel(model=load_model(base), codec=Codec.load(base))
+            model, codec = load_model(base), Codec.load(base)
         self.template = AttemptParts(recipe).template(checkpoint / "model" if checkpoint else base)
         seed = seed_for(recipe.run.seed, "adapters")
-        self.policy = Policy(loaded.model, loaded.codec, self.template, recipe.model, ranks=self._ranks, seed=seed)
+        self.policy = Policy(model, codec, self.template, recipe.model, ranks=self._ranks, seed=seed)
         if checkpoint:
             self.policy.restore(checkpoint)
             self.policy.version = state_of(checkpoint)["policy_version"]
@@ -274,7 +263,7 @@ class Replay:
         run = self.recipe.run
         return learn_step(stage, learner, groups, seed=run.seed, step=step, folders=run.modules, seen=seen)
 
-    def _compared(self, step: int, groups: Sequence[Group], learnt: LearnedStep, version: int) -> ReplayedStep:
+    def _compared(self, step: int, groups: Sequence[Group], learnt: LearnedStep, version: int) -> dict[str, Any]:
         differs = {}
         recorded = read_table(self.run.rollout_file(step), [name for columns in COMPARED.values() for name in columns])
         records = attempt_records(learnt.chosen, learnt.rows, policy_version=version)
@@ -291,7 +280,7 @@ class Replay:
         has_checkpoint = step in self.run.checkpoint_steps()
         if has_checkpoint and (distance := self.policy.distance(self.run.checkpoint(step))):
             differs["weights"] = f"by up to {distance:.3g} from those of the checkpoint"
-        return ReplayedStep(step=step, differs=differs, metrics=len(metrics), weights=has_checkpoint)
+        return {"step": step, "differs": differs, "metrics": len(metrics), "weights": has_checkpoint}
 
     @property
     def _decides(self) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from rocstar.config.layers import validated
 from rocstar.config.sections import DataSection, StageDataSection, TaskSection
 from rocstar.data.arithmetic import arithmetic_problems
 from rocstar.data.demonstrations import perform, plan_demonstrations
@@ -211,22 +211,14 @@ def require_demonstrations(task: Task, stage: str) -> DemonstratingTask:
 
 
 def checked_options(kind: type[Options], data: TaskSection) -> Options:
-    """`[data.options]` as a Task's own pydantic model.
-
-    Raises ConfigError, one sentence about the first thing wrong, with the nearest option for an unknown one."""
-    given: Mapping[str, Any] = data.options
-    unknown = next((name for name in given if name not in kind.model_fields), None)
-    if unknown is not None:
-        close = get_close_matches(unknown, kind.model_fields, n=1, cutoff=0.0)
-        hint = f"did you mean data.options.{close[0]}?" if close else "it has no options"
-        raise ConfigError(f"{data.source} has no option {unknown}; {hint}")
+    """`[data.options]` as a Task's own pydantic model. Raises ConfigError, one sentence about the first thing wrong,
+    also for an unknown option, which a model may ignore."""
+    strict = type(kind.__name__, (kind,), {"model_config": {"extra": "forbid"}, "__module__": kind.__module__})
     try:
-        return kind.model_validate(dict(given), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "options"
-        what = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"data.options.{name} = {first['input']!r}: {what}") from None
+        validated(strict, dict(data.options), (), ())
+        return kind.model_validate(dict(data.options), strict=True)
+    except ConfigError as error:
+        raise ConfigError(f"data.options of {data.source}: {str(error).removeprefix('the settings: ')}") from None
 
 
 def _given(task: Task, kind: type[T], method: str, *args: Any, **keywords: Any) -> list[T]:

@@ -18,7 +18,7 @@ from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import DataSection
 from rocstar.errors import ConfigError
 from rocstar.run.material import task_of
-from rocstar.run.tasks import make_task, require_demonstrations
+from rocstar.run.tasks import require_demonstrations
 from rocstar.types import Problem
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "environments" / "generators.toml"
@@ -47,7 +47,7 @@ def scored(problem: Problem, answer: str) -> float:
 @pytest.mark.parametrize("name", sorted(DATASETS))
 def test_a_generator_loads_and_its_own_answers_are_right_and_others_wrong(name: str) -> None:
     if name in REFUSED:
-        with pytest.raises((AssertionError, ConfigError), match=REFUSED[name]):
+        with pytest.raises(ConfigError, match=REFUSED[name]):
             task(name)
         return
     made = task(name)
@@ -63,7 +63,7 @@ def test_scorers_that_the_models_text_can_run_or_hold_up_are_refused_unless_trus
     for name in DATASETS:
         try:
             task(name, heldout=0, trusted=False)
-        except (AssertionError, ConfigError) as error:
+        except ConfigError as error:
             if "evaluates the model's text as Python" in str(error):
                 refused.add(name)
     assert refused == UNTRUSTED
@@ -94,16 +94,16 @@ def test_a_generator_that_runs_out_gives_each_question_once() -> None:
     ("name", "config", "told"),
     [
         ("gdc", {}, "'gdc' is no generator; did you mean 'gcd'?"),
-        ("gcd", {"numbers": 3}, "unexpected keyword argument 'numbers'"),
-        ("gcd", {"min_numbers": 1}, "min_numbers must be at least 2"),
-        ("gcd", {"seed": 5}, "multiple values for keyword argument 'seed'"),
-        ("gcd", {"size": 5}, "multiple values for keyword argument 'size'"),
+        ("gcd", {"numbers": 3}, "gcd refuses it"),
+        ("gcd", {"min_numbers": 1}, "gcd refuses it"),
+        ("gcd", {"seed": 5}, "data.options.config.seed is the run's to say; set run.seed or"),
+        ("gcd", {"size": 5}, "data.options.config.size is the run's to say; set run.seed or"),
     ],
 )
 def test_what_a_generator_does_not_take_is_refused(name: str, config: dict[str, Any], told: str) -> None:
     data = DataSection(source="rocstar.adapters.reasoning_gym:Generator", options={"name": name, "config": config})
-    with pytest.raises(ConfigError, match=r"^data\.") as caught:
-        make_task(data, tool_name="python", seed=0, heldout=1)
+    with pytest.raises(ConfigError, match=r"data\.options") as caught:
+        Generator(data, tool_name="python", seed=0, heldout=1)
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 

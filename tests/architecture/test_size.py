@@ -14,11 +14,11 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2090, 17),
+    "adapters": (2109, 17),
     "agents": (1138, 6),
-    "analysis": (1774, 10),
+    "analysis": (1773, 10),
     "answers": (3501, 18),
-    "cli": (3377, 23),
+    "cli": (3336, 23),
     "cluster": (858, 8),
     "config": (2188, 11),
     "data": (4404, 24),
@@ -29,11 +29,11 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "faults": (656, 4),
     "forecast": (1989, 9),
     "learning": (3406, 19),
-    "parts": (1807, 10),
+    "parts": (1759, 10),
     "protocols": (290, 1),
-    "record": (3023, 17),
+    "record": (2962, 17),
     "rollout": (1850, 12),
-    "run": (4714, 24),
+    "run": (4640, 24),
     "sandbox": (8681, 47),
     "serving": (774, 6),
     "support": (2103, 17),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (622, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 584, 4192
+CLASSES, FUNCTIONS = 579, 4182
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 51_073}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 51_003}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -14,8 +14,8 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.record import table
 from rocstar.record.call_errors import failures
 from rocstar.record.folder import RunFolder
-from rocstar.record.rollouts import TOKEN_COLUMNS, AttemptRecord, Row, decoded, write_attempts
-from rocstar.record.table import first, select
+from rocstar.record.rollouts import TOKEN_COLUMNS, AttemptRecord, write_attempts
+from rocstar.record.table import select
 from rocstar.types import Reason, Stop, Trajectory, Verdict
 from tests.record.examples import PROBLEM, choice, decode, run, trajectory
 
@@ -144,29 +144,6 @@ def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
         "answered: no answer",
         f"agent_failed: python ended with 1: KeyError: {'x' * 90}",
     ]
-
-
-def test_those_with_most_come_first(files: list[Path]) -> None:
-    rows = list(select(files, {}))
-    for column in ("response_tokens", "reward", "step"):
-        values = [row[column] for row in first(files, {}, 3, column)]
-        assert values == sorted((row[column] for row in rows), key=lambda value: -1 if value is None else value)[:-4:-1]
-    with pytest.raises(ConfigError, match="cannot be sorted by verdict; choose one of step, index"):
-        first(files, {}, 3, "verdict")
-
-
-def test_equals_come_in_order_behind_them_those_without_a_number(files: list[Path]) -> None:
-    found = first(files, {"step": "4"}, 9, "reward")
-    assert [(row["index"], row["reward"]) for row in found] == [(0, 1.0), (2, 1.0), (1, 0.0), (3, None)]
-    assert first(files, {"problem": "nobody's*"}, 9, "reward") == []
-
-
-def test_only_attempts_that_are_shown_are_read_whole(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of the paper's size has 8.4 million."""
-    whole = list(select(files, {}))
-    read = list[Row]()
-    monkeypatch.setattr(table, "decoded", lambda row: read.append(decoded(row)) or read[-1])
-    assert first(files, {"verdict": "right"}, 3, "step") == [whole[4], whole[6], whole[0]] and len(read) == 3
 
 
 def test_an_export_goes_into_a_folder_that_is_there_and_over_nothing(

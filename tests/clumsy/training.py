@@ -12,7 +12,6 @@ from tests.clumsy.workplace import (
     in_integers,
     model_config,
     recipe,
-    renamed_tensor,
     replaced,
     rows,
     sharded,
@@ -110,7 +109,6 @@ LIMITS = [
     tiny("run.modules=/nonexist", "'/nonexist' ... correct the path"),
     tiny("run.name=last", "'last' ... take another"),
     tiny("run.name=a@3", "'a@3' ... take another"),
-    tiny("cluster.launcher=ray", "cluster.learners is 1 ... raise cluster.learners"),
     tiny("cluster.sandbox_nodes=2", "cluster.sandbox_nodes 2 ... set cluster.launcher to 'ray'"),
     tiny(
         "cluster.launcher=ray cluster.sandbox_nodes=2 'sandbox.urls=[\"http://a:1\"]'",
@@ -177,7 +175,6 @@ UNREAD = [
         "rollout.max_turns=1 rollout.feedback_max_chars=99",
         "override 'rollout.feedback_max_chars=99' ... rollout.max_turns is 1",
     ),
-    tiny("evaluate.every_steps=500", "override 'evaluate.every_steps=500' ... no RL stage has more than 4 steps"),
     tiny("resample.min_positive=1", "resample.method is 'roc' ... leave it out"),
     bad(
         "data of rows from a file",
@@ -284,37 +281,10 @@ MODELS = [
         "model lacks 1 of the 1 files of weights ... such as model-1.safetensors; fetch the whole model",
         sharded(),
     ),
-    *(
-        pretrained(
-            f"weights of one layer for {said}",
-            f"weights of 1 layer, ... config.json says {said} (num_hidden_layers); correct config.json",
-            model_config(num_hidden_layers=said),
-        )
-        for said in (0, 2)
-    ),
     pretrained(
         "quantised weights",
         "quantised by gptq ... take the unquantised model",
         model_config(quantization_config={"quant_method": "gptq", "bits": 4}),
-    ),
-    *(
-        pretrained(
-            f"another {key} than the weights have",
-            f"does not hold the weights ... describes (tensors of another shape: {tensors}); correct config.json",
-            model_config(**{key: 24}),
-        )
-        for key, tensors in (
-            ("intermediate_size", "3, such as layers.0.mlp.down_proj.weight"),
-            ("head_dim", "4, such as layers.0.self_attn.k_proj.weight"),
-        )
-    ),
-    *(
-        pretrained(
-            f"weights without {name}",
-            f"does not hold the weights ... (tensors missing: 1, such as {name}); correct config.json or fetch",
-            renamed_tensor(f'"model.{name}"'),
-        )
-        for name in ("norm.weight", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_proj.weight")
     ),
     pretrained("weights that are integers", "holds integers for ... take the unquantised model", in_integers()),
     pretrained(

@@ -85,16 +85,6 @@ def model_config(**changes: Any) -> Spoil:
     return spoil
 
 
-def renamed_tensor(name: str) -> Spoil:
-    """The model's weights hold this tensor under another name of the same length."""
-
-    def spoil(place: Path) -> None:
-        path = place / "model" / "model.safetensors"
-        path.write_bytes(path.read_bytes().replace(name.encode(), name.encode().swapcase(), 1))
-
-    return spoil
-
-
 def cut(size: int) -> Spoil:
     """The model's weights end after so many bytes."""
     return lambda place: os.truncate(place / "model" / "model.safetensors", size)

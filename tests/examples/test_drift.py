@@ -83,7 +83,7 @@ def test_a_chain_ends_with_the_value_of_its_last_gauge() -> None:
 
 
 def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean data\.options\.reading"):
+    with pytest.raises(ConfigError, match=r"data\.options of .*did you mean reading"):
         task(reeding=1.0)
 
 

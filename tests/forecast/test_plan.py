@@ -25,7 +25,7 @@ from rocstar.forecast.plan import (
     shared_out,
     weighed_plan,
 )
-from rocstar.parts.memory import Load, host_memory, refuse_here
+from rocstar.parts.memory import host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
 from rocstar.parts.shape import PUBLISHED, shape_of
 
@@ -247,8 +247,7 @@ def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own(monkeyp
     recipe = load_recipe(RECIPES / "quickstart.toml", ["rollout.kv_tokens=1024"])
     two = recipe.model_copy(update={"engine": load_recipe(RECIPES / "7b-8gpu.toml").engine[:1]})
     shape = shape_of(ModelSection(hidden_size=1024, num_layers=10, num_heads=8, intermediate_size=4096))
-    load = Load(positions=256, problems={}, heldout=100, rows={})
-    alone, more = host_memory(recipe, shape, load), host_memory(two, shape, load)
+    alone, more = (host_memory(one, shape, positions=256, problems={}, heldout=100, rows={}) for one in (recipe, two))
     assert more.bytes - alone.bytes > 4 * shape.parameters
     monkeypatch.setattr("rocstar.parts.memory.host_bytes", lambda: int(alone.bytes + 1e8))
     refuse_here(alone)

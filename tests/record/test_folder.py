@@ -17,7 +17,7 @@ from rocstar.record.atomic import write_atomic, write_json
 from rocstar.record.folder import RunFolder, list_runs, read_json
 from rocstar.record.journal import Journal, read_journal
 from rocstar.record.replays import keep
-from rocstar.record.rollouts import write_rollouts
+from rocstar.record.rollouts import write_attempts
 from tests.record.examples import attempts_of, recipe, resampled, run
 
 
@@ -100,7 +100,7 @@ def test_rewind_forgets_what_came_after_a_step_and_nothing_else(tmp_path: Path) 
         for step in range(1, 5):
             metrics.append({"step": step})
     for step in (1, 3, 4):
-        write_rollouts(folder, step, attempts_of([resampled()]), None)
+        write_attempts(folder.rollout_file(step), step, attempts_of([resampled()]), None)
     for name, step in [("before", 0), ("after", 4)]:
         folder.evaluation(name, step).mkdir(parents=True)
         write_json(folder.evaluation(name, step) / "result.json", {"accuracy": None})

@@ -34,7 +34,6 @@ from rocstar.record.rollouts import (
     without_end,
     write_attempts,
     write_parquet,
-    write_rollouts,
 )
 from rocstar.record.table import select
 from rocstar.types import ToolCall, Turn, Verdict
@@ -57,7 +56,7 @@ def test_a_written_step_reads_back_with_every_column(tmp_path: Path) -> None:
         policy_version=7,
         entropies=[0.0] * 5 + [0.5] * 3,
     )
-    write_rollouts(folder, 42, [attempt], decode)
+    write_attempts(folder.rollout_file(42), 42, [attempt], decode)
     assert folder.rollout_file(42).name == "step=000042.parquet"
     (row,) = read_rollouts(folder, 42)
     assert list(row) == list(COLUMNS)
@@ -108,7 +107,7 @@ def test_a_problem_that_came_as_a_conversation_is_read_back_as_one(tmp_path: Pat
     said = ({"role": "system", "content": "Be brief ✓"}, {"role": "user", "content": "1+1?"})
     records = [replace(record(0, Verdict.RIGHT), problem=replace(PROBLEM, messages=said)), record(0, Verdict.RIGHT)]
     folder = run(tmp_path)
-    write_rollouts(folder, 1, records, decode)
+    write_attempts(folder.rollout_file(1), 1, records, decode)
     talk, plain = read_rollouts(folder, 1)
     assert (problem_of(talk).messages, problem_of(plain).messages) == (said, ())
 
@@ -117,7 +116,9 @@ def test_a_reward_that_is_no_sum_of_halves_reads_back_to_the_bit(tmp_path: Path)
     folder, made = run(tmp_path), record(0, Verdict.WRONG)
     assert made.trajectory.outcome is not None
     outcome = replace(made.trajectory.outcome, reward=0.1)
-    write_rollouts(folder, 1, [replace(made, trajectory=replace(made.trajectory, outcome=outcome))], None)
+    write_attempts(
+        folder.rollout_file(1), 1, [replace(made, trajectory=replace(made.trajectory, outcome=outcome))], None
+    )
     (row,) = read_rollouts(folder.path, 1)
     read_back = trajectory_of(row).outcome
     assert read_back is not None and read_back.reward == 0.1
@@ -131,7 +132,7 @@ def test_attempts_that_reached_no_group_are_there_with_their_reason(tmp_path: Pa
         record(4, Verdict.UNDECIDED),
         record(5, Verdict.WRONG),
     ]
-    write_rollouts(folder, 1, attempts, None)
+    write_attempts(folder.rollout_file(1), 1, attempts, None)
     rows = read_rollouts(folder.path, 1)
     assert [row["reason"] for row in rows] == [
         "dropped.quality",
@@ -154,7 +155,7 @@ def test_arguments_of_any_kind_and_odd_characters_are_kept_as_far_as_json_goes(t
     call = ToolCall(id="0", tool="python", arguments=arguments, raw="")
     turn = Turn(completion=source.turns[0].completion, calls=(call,), results=source.turns[0].results, reply_ids=(1,))
     attempt = AttemptRecord(problem=PROBLEM, trajectory=replace(source, turns=(turn,)), policy_version=0)
-    write_rollouts(folder, 1, [attempt], lambda ids: "\ud800")
+    write_attempts(folder.rollout_file(1), 1, [attempt], lambda ids: "\ud800")
     (row,) = read_rollouts(folder, 1)
     assert row["turns"][0]["calls"][0]["arguments"] == {"a": None, "b": {"c": [1, None]}, "d": "\ud800"}
     assert row["text"] == ["?"]
@@ -171,7 +172,7 @@ def test_a_step_is_written_a_row_group_at_a_time(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(rollouts, "attempts_table", table)
     monkeypatch.setattr(rollouts, "ROW_GROUP_TOKENS", 20)  # an attempt has 8
     folder = run(tmp_path)
-    write_rollouts(folder, 1, [record(index, Verdict.RIGHT) for index in range(8)], decode)
+    write_attempts(folder.rollout_file(1), 1, [record(index, Verdict.RIGHT) for index in range(8)], decode)
     with parquet.ParquetFile(folder.rollout_file(1)) as file:
         groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
     assert made == groups == [3, 3, 2]
@@ -180,7 +181,7 @@ def test_a_step_is_written_a_row_group_at_a_time(tmp_path: Path, monkeypatch: py
 
 def test_a_step_without_attempts_is_a_file_without_rows(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    write_rollouts(folder, 1, [], None)
+    write_attempts(folder.rollout_file(1), 1, [], None)
     assert read_rollouts(folder, 1) == []
 
 
@@ -188,7 +189,7 @@ def test_a_step_is_read_a_batch_at_a_time_and_without_what_is_not_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run(tmp_path)
-    write_rollouts(folder, 1, [record(index, Verdict.RIGHT) for index in range(20)], None)
+    write_attempts(folder.rollout_file(1), 1, [record(index, Verdict.RIGHT) for index in range(20)], None)
     monkeypatch.setattr(rollouts, "BATCH_ROWS", 4)
     read = list[Row]()
     monkeypatch.setattr(rollouts, "decoded", lambda row: read.append(decoded(row)) or read[-1])
@@ -203,7 +204,7 @@ def test_tallies_of_young_weights_end_at_the_first_attempt_of_an_older_step(
     folder = run(tmp_path)
     for step in (1, 2, 3):
         made = [replace(record(index, Verdict.RIGHT), policy_version=step) for index in range(6)]
-        write_rollouts(folder, step, made, None)
+        write_attempts(folder.rollout_file(step), step, made, None)
     read = list[Row]()
     monkeypatch.setattr(rollouts, "decoded", lambda row: read.append(decoded(row)) or read[-1])
     assert recorded_tallies(folder, 3) == {PROBLEM.id: (6, 6)}
@@ -217,7 +218,7 @@ def test_the_page_explains_every_column() -> None:
 
 def test_a_path_given_as_text_is_read_too(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    write_rollouts(folder, 1, attempts_of([resampled()]), None)
+    write_attempts(folder.rollout_file(1), 1, attempts_of([resampled()]), None)
     assert read_rollouts(str(folder.path), 1) == read_rollouts(folder, 1)
     with pytest.raises(DataError, match="step 2 has no rollouts"):
         read_rollouts(str(folder.path), 2)

@@ -18,7 +18,7 @@ from rocstar.forecast.engine_model import torch_engine, with_costs
 from rocstar.forecast.simulate import simulate
 from rocstar.forecast.workload import PlannedAttempt, shrunk, synthetic_workload
 from rocstar.record.folder import RunFolder
-from rocstar.record.rollouts import AttemptRecord, write_rollouts
+from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.types import Completion, Finish, Problem, Stop, Trajectory, Turn
 from tests.record.examples import run
@@ -48,7 +48,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         engine = with_costs(torch_engine(capacity_tokens=1_000_000, most_running=rows), COSTS)
         ends = simulate(attempts, {"engine0": engine}, KvScheduler()).ends
         made = [record(*each) for each in zip(range(len(ends)), attempts, ends, strict=True)]
-        write_rollouts(folder, step, made, None)
+        write_attempts(folder.rollout_file(step), step, made, None)
     return folder
 
 

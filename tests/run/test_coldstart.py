@@ -72,16 +72,15 @@ def material(folder: Path, **model: Any) -> Material:
 
 def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) -> None:
     made = material(tmp_path)
-    first = opening(made, RunFolder(tmp_path))
-    codec = first.codec
+    model, codec = opening(made, RunFolder(tmp_path))
     rows = load_sft_rows(tmp_path, "cold")
     assert len(rows) == 5
     text = codec.decode(rows[3].token_ids)
     assert text.startswith("<|im_start|>user\nWhat is 3?<|im_end|>") and text.endswith("{3}</answer><|im_end|>")
     learned = codec.decode([t for t, m in zip(rows[3].token_ids, rows[3].loss_mask, strict=True) if m])
     assert "What is 3?" not in learned and "tool_response" not in learned and "print(1)" in learned
-    Policy(first.model, codec, made.template).save(tmp_path / "model")
-    assert opened(tmp_path).codec.encode(text) == list(rows[3].token_ids)
+    Policy(model, codec, made.template).save(tmp_path / "model")
+    assert opened(tmp_path)[1].encode(text) == list(rows[3].token_ids)
 
 
 def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from rocstar.config.sections import DataSection, StageRolloutSection
 from rocstar.errors import DataError, RunHalted
 from rocstar.record.folder import RunFolder
-from rocstar.record.rollouts import AttemptRecord, write_rollouts
+from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.run.pools import is_solved, problems_of_step, refilled, stage_pool
 from rocstar.types import Group, Problem, Sampling, Trajectory, Verdict, VersionSpan
 from tests.record.examples import recipe, run, trajectory
@@ -147,8 +147,6 @@ async def test_recorded_attempts_of_young_enough_weights_count(tmp_path: Path) -
     assert await pool_of(folder, roller, drop_solved_age=1) == ["1", "2", "3", "5", "7", "9"]
     assert {name: n for name, n in roller.asked if n < 8} == {"0": 6}
     assert "2" not in {name for name, _ in roller.asked}, "one failure decides"
-    record = json.loads(folder.pool("stage1").read_text())
-    assert record["reused_attempts"] == 4
 
 
 async def test_attempts_made_ahead_or_carried_over_are_as_old_as_what_wrote_them(tmp_path: Path) -> None:
@@ -177,7 +175,7 @@ def write_recorded(
         for name, found in verdicts.items()
         for n, verdict in enumerate(found)
     ]
-    write_rollouts(folder, step, records, None)
+    write_attempts(folder.rollout_file(step), step, records, None)
 
 
 async def test_other_stages_keep_all_problems_and_ask_nobody(tmp_path: Path) -> None:

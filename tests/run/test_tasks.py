@@ -152,6 +152,18 @@ class Options(BaseModel):
     redraws: int = 3
 
 
+class Lax(BaseModel):
+    """One that ignores what it does not know."""
+
+    share: float = 0.5
+
+
+def test_an_option_that_a_model_would_ignore_is_refused() -> None:
+    assert checked_options(Lax, DataSection(options={"share": 0.25})) == Lax(share=0.25)
+    with pytest.raises(ConfigError, match="unknown key shares; did you mean share"):
+        checked_options(Lax, DataSection(options={"shares": 0.25}))
+
+
 def test_options_of_a_task_are_checked_by_its_own_model() -> None:
     assert checked_options(Options, DataSection(options={"share": 1})) == Options(share=1.0)
 
@@ -159,9 +171,9 @@ def test_options_of_a_task_are_checked_by_its_own_model() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"redaws": 4}, "m:Own has no option redaws; did you mean data.options.redraws?"),
-        ({"share": 2.0}, "data.options.share = 2.0: Input should be less than or equal to 1"),
-        ({"redraws": "4"}, "data.options.redraws = '4': Input should be a valid integer"),
+        ({"redaws": 4}, "data.options of m:Own: unknown key redaws; did you mean redraws?"),
+        ({"share": 2.0}, "data.options of m:Own: share = 2.0 should be less than or equal to 1"),
+        ({"redraws": "4"}, "data.options of m:Own: redraws = '4' should be a valid integer"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], said: str) -> None:

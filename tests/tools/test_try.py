@@ -75,7 +75,7 @@ def test_calls_of_a_notebook_are_those_of_one_attempt(capsys: pytest.CaptureFixt
         (["weights.py:grams"], "has no 'grams'"),
         (["weights.py:grams_in", "blem"], "'blem' is neither the arguments of a call"),
         (["python", "learning.clip_low=0.1"], "learning.clip_low is not read here"),
-        (["python", "code=1"], "and arguments as JSON"),
+        (["python", "code=1"], "takes arguments as JSON"),
     ],
 )
 def test_what_cannot_be_tried_is_said(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:

@@ -19,7 +19,7 @@ from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.replays import keep as keep_replay
-from rocstar.record.rollouts import AttemptRecord, read_rollouts, write_attempts, write_rollouts
+from rocstar.record.rollouts import AttemptRecord, read_rollouts, write_attempts
 from rocstar.types import (
     Completion,
     Finish,
@@ -133,7 +133,7 @@ def create(base: Path, name: str = "made", *, method: str = "roc", keep: int = 8
 def add_step(run: RunFolder, step: int, *, problems: int = 3, attempts: int = 16) -> list[Resampled]:
     stage = load_recipe(str(run.path.parent / f"{run.name}.toml"), []).stage[0]
     groups = chosen(step, [problem(n) for n in range(problems)], attempts, stage.resample)  # type: ignore[union-attr]
-    write_rollouts(run, step, records(groups), decode)
+    write_attempts(run.rollout_file(step), step, records(groups), decode)
     with Journal(run.metrics) as metrics:
         metrics.append(
             {"step": step, "stage": "first", "reward/mean": step / 10, "step/tokens": 100, "step/seconds": 1}

@@ -19,7 +19,7 @@ from rocstar.evaluation.compare import compared, read_kept
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.replays import keep
-from rocstar.record.rollouts import read_rollouts, write_rollouts
+from rocstar.record.rollouts import read_rollouts, write_attempts
 from rocstar.view import query
 from rocstar.view.app import STATIC, application, serve
 from rocstar.view.index import Index, Searches
@@ -125,7 +125,7 @@ def test_a_search_holds_a_row_for_each_file_however_many_attempts_it_finds(made:
 def test_search_finds_text_that_json_escapes(tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
     told = 'said "é\\n数"\nnext'
-    write_rollouts(run, 1, [attempt("x", stdout=told), attempt("y", question="other")], decode)
+    write_attempts(run.rollout_file(1), 1, [attempt("x", stdout=told), attempt("y", question="other")], decode)
     assert [row["preview"] for row in listed(run, tmp_path / "c", q=told)["rows"]] == ["x"]
     assert listed(run, tmp_path / "c", q="' OR true --")["total"] == 0
 
@@ -237,7 +237,7 @@ def test_a_search_goes_on_into_later_steps_and_forgets_what_a_rewound_run_said(
 ) -> None:
     monkeypatch.setattr("rocstar.view.index.LOOK_SECONDS", 0.0)
     run = create(tmp_path / "runs")
-    write_rollouts(run, 1, [attempt("an early zebra")], decode)
+    write_attempts(run.rollout_file(1), 1, [attempt("an early zebra")], decode)
     with page(run.path.parent, tmp_path / "cache") as client:
 
         def found(text: str) -> set[str]:
@@ -245,12 +245,12 @@ def test_a_search_goes_on_into_later_steps_and_forgets_what_a_rewound_run_said(
 
         while found("zebra") != {"an early zebra"} or found("lion"):
             pass
-        write_rollouts(run, 2, [attempt("a late zebra")], decode)
+        write_attempts(run.rollout_file(2), 2, [attempt("a late zebra")], decode)
         while found("zebra") != {"an early zebra", "a late zebra"}:
             pass
         run.rollout_file(1).unlink()
         settled(client, "/api/run/made/attempts")
-        write_rollouts(run, 1, [attempt("a lion")], decode)
+        write_attempts(run.rollout_file(1), 1, [attempt("a lion")], decode)
         while found("lion") != {"a lion"}:
             pass
         assert found("zebra") == {"a late zebra"}
@@ -372,7 +372,7 @@ def test_a_stage_that_ended_by_its_rule_is_told_as_ended(tmp_path: Path) -> None
 
 def test_an_attempt_says_what_the_model_read_of_a_tool(tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
-    write_rollouts(run, 1, [attempt("x", stdout="y" * 9000)], decode)
+    write_attempts(run.rollout_file(1), 1, [attempt("x", stdout="y" * 9000)], decode)
     kept = json.loads(run.resolved.read_text())["rollout"]["feedback_max_chars"]
     with page(run.path.parent, tmp_path / "cache") as client:
 

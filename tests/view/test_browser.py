@@ -21,7 +21,7 @@ from rocstar.config.sections import ResampleSection
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
-from rocstar.record.rollouts import write_rollouts
+from rocstar.record.rollouts import write_attempts
 from rocstar.view.app import application
 from rocstar.view.others import opened_others
 from rocstar.view.sources import Library
@@ -171,7 +171,7 @@ def test_hostile_transcripts_are_shown_as_text_and_nothing_of_them_runs(chromium
         attempt(text, stdout=text, code=text[:9000], question=f"Q{n} {text[:3000]}") for n, text in enumerate(texts)
     ]
     for step in range(TRANSCRIPTS // A_STEP):  # few at once: an attempt is read with its neighbours
-        write_rollouts(run, step, made[step * A_STEP :][:A_STEP], decode)
+        write_attempts(run.rollout_file(step), step, made[step * A_STEP :][:A_STEP], decode)
     literal = [text[:30] if text.isascii() and text.isprintable() else "" for text in texts]
     assert sum(map(bool, literal)) >= 8
     with seen(chromium, run.path.parent, 400) as one:
@@ -294,7 +294,7 @@ def test_an_attempt_shows_the_messages_before_its_question(chromium: Any, tmp_pa
     run = create(tmp_path / "runs")
     made = attempt("4", question="What is 2 + 2?")
     own = ({"role": "system", "content": "Add."}, {"role": "user", "content": made.problem.question})
-    write_rollouts(run, 1, [replace(made, problem=replace(made.problem, messages=own))], decode)
+    write_attempts(run.rollout_file(1), 1, [replace(made, problem=replace(made.problem, messages=own))], decode)
     with seen(chromium, run.path.parent) as one:
         page = one.open("/run/made/attempt?at=rollouts:1:0", ".turn.policy")
         assert [turn.inner_text() for turn in page.query_selector_all(".turn.user")][:2] == [
@@ -310,7 +310,7 @@ def test_an_attempt_that_a_function_judged_is_not_said_to_have_no_answer(chromiu
     for step, method in enumerate(answers, 1):
         outcome = replace(made.trajectory.outcome, method=method, extracted=None)
         judged = replace(made, trajectory=replace(made.trajectory, outcome=outcome))
-        write_rollouts(run, step, [judged], decode)
+        write_attempts(run.rollout_file(step), step, [judged], decode)
     with seen(chromium, run.path.parent) as one:
         for step, answer in enumerate(answers.values(), 1):
             one.open(f"/run/made/attempt?at=rollouts:{step}:0", f".facts .answer:text-is('{answer}')")
@@ -335,7 +335,7 @@ def test_tokens_of_a_long_attempt_are_drawn_as_they_come_into_view(chromium: Any
     words = "".join(random.Random(3).choices("abcdefgh ", k=9000)) + "z"
     made = attempt(words)
     strongest = [0.1] * (len(made.trajectory.token_ids) - 1) + [9.0]
-    write_rollouts(run, 1, [replace(made, entropies=strongest)], decode)
+    write_attempts(run.rollout_file(1), 1, [replace(made, entropies=strongest)], decode)
     add_tokenizer(run)
     with seen(chromium, run.path.parent, 400) as one:
         page = one.open("/run/made/attempt?at=rollouts:1:0&colour=entropy", ".turn.policy .token")
@@ -467,7 +467,7 @@ def test_hostile_formulas_make_no_element_but_mathml_and_no_layout_break(chromiu
         "$" + "x^{" * 40 + "y" + "}" * 40 + "$", r"\[" + "a+" * 900 + r"b\]",
         r"\begin{matrix}" + "a&" * 300 + r"\end{matrix}",
     ]  # fmt: skip
-    write_rollouts(run, 1, [attempt(text, index=n) for n, text in enumerate(texts)], decode)
+    write_attempts(run.rollout_file(1), 1, [attempt(text, index=n) for n, text in enumerate(texts)], decode)
     with seen(chromium, run.path.parent, 400) as one:
         for n in range(len(texts)):
             page = one.open(f"/run/made/attempt?at=rollouts:1:{n}", ".turn.policy .text")

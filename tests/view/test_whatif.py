@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from rocstar.config.sections import LearningSection, ResampleSection
 from rocstar.learning.advantages import kept_advantages, rloo
 from rocstar.learning.resample import resampler_of, seed_of_choice
-from rocstar.record.rollouts import read_rollouts, trajectory_of, write_rollouts
+from rocstar.record.rollouts import read_rollouts, trajectory_of, write_attempts
 from rocstar.types import Resampled
 from tests.view.recorded import SEED, add_step, chosen, create, decode, page, problem, records, settled
 
@@ -83,7 +83,7 @@ def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> 
     run = create(tmp_path / "runs")
     add_step(run, 1)
     twice = chosen(1, [problem(0), problem(0)], 4, ResampleSection(keep=2))
-    write_rollouts(run, 1, records(twice), decode)
+    write_attempts(run.rollout_file(1), 1, records(twice), decode)
     with page(run.path.parent, tmp_path / "cache") as client:
         found = settled(client, "/api/run/made/groups")
         assert [row["attempts"] for row in found["rows"]] == [4, 4]

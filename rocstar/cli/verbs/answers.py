@@ -59,11 +59,6 @@ def verify(
     _print(rows, (*COLUMNS, "expected") if expected else COLUMNS, figures)
 
 
-@app.callback()
-def reward() -> None:
-    """Keeps `test` a verb of its own while it is the only one."""
-
-
 @app.command()
 def test(
     function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Also FILE.py:FUNCTION.")],

@@ -16,7 +16,8 @@ import typer
 from rocstar.support.exits import INTERRUPTED
 
 # rich would be loaded for help pages and errors alike, which costs more than all the rest of the start.
-STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+# With a callback the only verb of a group keeps its name.
+STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None, "callback": lambda: None}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]

@@ -150,13 +150,10 @@ def verifier(answer_of: Callable[[str], str | None], name: str = "boxed") -> Ite
 
 def _recipe(path: Path | None, settings: list[str]) -> Recipe:
     """Raises ConfigError, also for a key that a check does not read."""
-    from rocstar.config.recipe import changed, load_recipe
+    from rocstar.config.recipe import changed, load_recipe, refuse_others
     from rocstar.config.sections import Recipe
-    from rocstar.errors import ConfigError
 
-    for key in (text.partition("=")[0].strip() for text in settings):
-        if not key.startswith(READ):
-            raise ConfigError(f"{key} is not read here; it reads {', '.join(READ)}")
+    refuse_others(settings, READ, "a check")
     return changed(Recipe(), ["data.source=files", *settings], {}) if path is None else load_recipe(path, settings)
 
 

@@ -53,11 +53,6 @@ def _refuse_absent(spec: EvalSpec) -> None:
         load_problems(spec.data, question=spec.columns, answer=spec.answer, limit=1)
 
 
-@app.callback()
-def evals() -> None:
-    """Keeps `list` a verb of its own while it is the only one."""
-
-
 @app.command(name="list")
 def list_all(as_json: AsJson = False, runs: Runs = RUNS) -> None:
     """All evaluations, by the name that compare, analyze, view and runs rollouts take."""

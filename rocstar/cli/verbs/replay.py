@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -124,7 +123,7 @@ def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_js
                 for number in span.steps:
                     if variants and number == span.last:
                         found |= _tried(replay, number)
-                    found["steps"].append(asdict(replay.step(number)))
+                    found["steps"].append(replay.step(number))
                     if not as_json:
                         print(_line(found["steps"][-1]))
     if not as_json:

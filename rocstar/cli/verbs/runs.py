@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json
+from rocstar.cli.verbs.sweep import print_sweep
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need, visible
 
@@ -100,6 +101,16 @@ def print_run(folder: RunFolder, *, as_json: bool) -> None:
 
     shown = show_run(folder)
     print_json(shown) if as_json else Screen().summary(shown)
+
+
+@app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep.")],
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """The runs of a sweep: for each setting the mean, the range and the 95% interval over seeds."""
+    print_sweep(name, runs, as_json=as_json)
 
 
 @app.command()
@@ -237,9 +248,6 @@ def plot(
 @options_of(AttemptOptions)
 def rollouts(
     options: AttemptOptions,
-    sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="By response_tokens, calls, reward ...: most first.")
-    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = SHOWN,
     full: Annotated[bool, typer.Option("--full", help="Show what was written and what tools said.")] = False,
     as_json: AsJson = False,
@@ -247,14 +255,16 @@ def rollouts(
     """Attempts that a run or an evaluation kept: all, or those that fit.
 
     Example: rocstar runs rollouts last --wrong --error NameError --full"""
+    from itertools import islice
+
     from rocstar.record.formats import facts, structured
-    from rocstar.record.table import first
+    from rocstar.record.table import select
     from rocstar.support.screen import Screen
 
     asked = options.filter()
     files, origin = _source(options.name, options.runs)
     with Screen() as screen, screen.never_silent(screen.working):
-        rows = first(files, asked, limit, sort)
+        rows = list(islice(select(files, asked), limit))
         there = _there(files, asked) if not rows and not as_json else ""
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]

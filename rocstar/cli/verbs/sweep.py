@@ -5,39 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import typer.core
 
-from rocstar.cli.verbs.common import STYLE, AsJson, Runs, print_json, stop, stoppable
+from rocstar.cli.verbs.common import AsJson, print_json, stop, stoppable
 from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, need
 
 if TYPE_CHECKING:
     from rocstar.analysis.sweep import SweptRun
 
-RUN = "run"
 
-
-class RunUnlessNamed(typer.core.TyperGroup):
-    """`sweep RECIPE ...` is `sweep run RECIPE ...`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
-            args = [RUN, *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(
-    **STYLE,
-    cls=RunUnlessNamed,
-    help="Runs of one recipe under all combinations of some settings and seeds: rocstar sweep RECIPE KEY=A,B ...",
-)
-
-
-@app.command(name=RUN)
-def run(
+def sweep(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML recipe.")],
     settings: Annotated[
         list[str] | None,
@@ -53,7 +33,7 @@ def run(
         Path | None, typer.Option("--runs", help="Folder of the runs; default: the recipe's run.folder.")
     ] = None,
 ) -> None:
-    """Make all runs, one after another, or go on with those that are not finished; then print the table of `show`.
+    """Make all runs, one after another, or go on with those that are not finished; then print their table.
 
     Example: rocstar sweep recipes/quickstart.toml learning.learning_rate=2e-4,4e-4 run.seed=0..2"""
     from rocstar.analysis.sweep import planned
@@ -68,7 +48,7 @@ def run(
     else:
         need("train")
         failed = _make(chosen, recipe)
-        _print(str(all_runs[0].recipe.run.sweep), Path(all_runs[0].recipe.run.folder), as_json=as_json)
+        print_sweep(str(all_runs[0].recipe.run.sweep), Path(all_runs[0].recipe.run.folder), as_json=as_json)
         if failed:
             sentence = f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}"
             stop(FAILED, f"{sentence}; give the command again to go on with them")
@@ -102,17 +82,8 @@ def _make(runs: Sequence[SweptRun], recipe: str) -> list[str]:
     return failed
 
 
-@app.command()
-def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep.")],
-    as_json: AsJson = False,
-    runs: Runs = Path("runs"),
-) -> None:
+def print_sweep(name: str, runs: Path, *, as_json: bool) -> None:
     """For each setting the mean, the range and the 95% interval over seeds of what finished runs came to."""
-    _print(name, runs, as_json=as_json)
-
-
-def _print(name: str, runs: Path, *, as_json: bool) -> None:
     from rocstar.analysis.sweep import came_to, swept_runs
     from rocstar.support.screen import Screen
 

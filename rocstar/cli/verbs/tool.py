@@ -21,11 +21,6 @@ READ = ("sandbox.", "rollout.tool_name", "rollout.feedback", "run.modules")
 app = typer.Typer(**STYLE, help="Tools of the model.")
 
 
-@app.callback()
-def tool() -> None:
-    """Keeps `try` a verb of its own while it is the only one."""
-
-
 @app.command(name="try")
 def try_out(
     name: Annotated[
@@ -74,14 +69,10 @@ def _calls_in(text: str) -> list[str]:
 
 def _recipe(name: str, settings: list[str]) -> Recipe:
     """Raises ConfigError."""
-    from rocstar.config.recipe import changed
+    from rocstar.config.recipe import changed, refuse_others
     from rocstar.config.sections import Recipe
-    from rocstar.errors import ConfigError
 
-    for key in (text.partition("=")[0].strip() for text in settings):
-        if not key.startswith(READ):
-            asked = """and arguments as JSON, such as '{"a": 12}'"""
-            raise ConfigError(f"{key} is not read here; a tool alone reads {', '.join(READ)} {asked}")
+    refuse_others(settings, READ, """a tool alone takes arguments as JSON, such as '{"a": 12}', and""")
     return changed(Recipe(), [f"sandbox.tools={[name]!r}", *settings], {})
 
 
