@@ -52,7 +52,7 @@ class Forward(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Called before the cache's memory is freed."""
+        """Called before the memory of weights and cache is freed; `renew` follows."""
         ...
 
 
@@ -185,6 +185,7 @@ class CompactForward:
         self._between = (_InTriton if self.can_be_captured else _InTorch)(cache, *turns)
         parts = (self._between, attention, model.config)
         self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
+        self._products = [self.head, *(product for layer in self._layers for product in layer.products)]
 
     def __call__(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(ids_T, sampled_N))
@@ -199,11 +200,12 @@ class CompactForward:
 
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copy new weights into the fused matrices."""
-        for product in (self.head, *(product for layer in self._layers for product in layer.products)):
+        for product in self._products:
             product.renew([self._of(part, weights) for part in product.parts])
 
     def sleep(self) -> None:
-        """Nothing to do."""
+        for product in self._products:
+            product.drop()
 
     def _of(self, part: Any, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """A layer's weight; a tied head's is the embedding's if only that is given."""
@@ -330,6 +332,10 @@ class Product:
             whole = torch.cat([weight.detach().to(self._dtype) for weight in weights])
             self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, USUAL_ROWS)
 
+    def drop(self) -> None:
+        """Free reordered weights, until `renew`."""
+        self._weight = torch.empty(0) if self._packs else self._weight
+
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(self._dtype)
         if not self._packs:
@@ -361,6 +367,13 @@ def _one_of(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 # -- new weights ----------------------------------------------------------------------------------------------------
 
 
+def drop_weights(model: Any) -> None:
+    """Free the memory of a model's weights, until `take_weights`."""
+    for tensor in model.state_dict().values():
+        if tensor.untyped_storage().resizable():  # not of a mapped file
+            tensor.untyped_storage().resize_(0)
+
+
 def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
     """Copy `weights` into `model`, to its device and dtype, and return them by name. Raises EngineUnavailable, and then
     changes nothing, when they can't be read or names or shapes differ; tied weights may be given once or twice."""
@@ -377,6 +390,10 @@ def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
             f"weights {weights.version} do not fit the model: {len(wrong)} tensors are missing, unknown or of another "
             f"shape, such as {wrong[0]}"
         )
+    for tensor in reversed(own.values()):  # the last part of a fused matrix first, whose end is its end
+        storage, end = tensor.untyped_storage(), tensor.storage_offset() + tensor.numel()
+        if storage.nbytes() < end * tensor.element_size():
+            storage.resize_(end * tensor.element_size())
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
