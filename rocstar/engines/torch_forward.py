@@ -185,7 +185,8 @@ class CompactForward:
         self._between = (_InTriton if self.can_be_captured else _InTorch)(cache, *turns)
         parts = (self._between, attention, model.config)
         self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
-        self._products = [self.head, *(product for layer in self._layers for product in layer.products)]
+        products = (self.head, *(product for layer in self._layers for product in layer.products))
+        self._reordered = [product for product in products if product.reorders]
 
     def __call__(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(ids_T, sampled_N))
@@ -199,12 +200,12 @@ class CompactForward:
         return _normed((hidden if more is None else hidden + more)[sampled_N], self._norm)
 
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy new weights into the fused matrices."""
-        for product in self._products:
+        """Copy new weights into the reordered matrices; the others are views of the model's."""
+        for product in self._reordered:
             product.renew([self._of(part, weights) for part in product.parts])
 
     def sleep(self) -> None:
-        for product in self._products:
+        for product in self._reordered:
             product.drop()
 
     def _of(self, part: Any, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -320,25 +321,24 @@ class Product:
         self._bias = None if biases[0] is None else _one_of(biases)
         self._weight = _one_of([part.weight for part in parts])
         self._dtype = self._weight.dtype
-        self._packs = packs(self._weight)
-        if self._packs:
+        self.reorders = packs(self._weight)
+        if self.reorders:
             self.renew([self._weight])
             for part in parts:
                 part.weight = nn.Parameter(part.weight.to("meta"), requires_grad=False)
 
     def renew(self, weights: Sequence[torch.Tensor]) -> None:
-        """Take the layers' new weights."""
-        if self._packs:
-            whole = torch.cat([weight.detach().to(self._dtype) for weight in weights])
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, USUAL_ROWS)
+        """Take the layers' new weights, reordered."""
+        whole = torch.cat([weight.detach().to(self._dtype) for weight in weights])
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, USUAL_ROWS)
 
     def drop(self) -> None:
         """Free reordered weights, until `renew`."""
-        self._weight = torch.empty(0) if self._packs else self._weight
+        self._weight = torch.empty(0)
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(self._dtype)
-        if not self._packs:
+        if not self.reorders:
             return F.linear(tokens, self._weight, self._bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, self._weight, self._bias, "none", [], "")
         return product
