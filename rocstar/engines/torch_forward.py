@@ -206,7 +206,7 @@ class CompactForward:
 
     def sleep(self) -> None:
         for product in self._reordered:
-            product.drop()
+            product.weight = torch.empty(0)
 
     def _of(self, part: Any, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """A layer's weight; a tied head's is the embedding's if only that is given."""
@@ -319,28 +319,24 @@ class Product:
         self.parts = parts
         biases = [part.bias for part in parts]
         self._bias = None if biases[0] is None else _one_of(biases)
-        self._weight = _one_of([part.weight for part in parts])
-        self._dtype = self._weight.dtype
-        self.reorders = packs(self._weight)
+        self.weight = _one_of([part.weight for part in parts])
+        self._dtype = self.weight.dtype
+        self.reorders = packs(self.weight)
         if self.reorders:
-            self.renew([self._weight])
+            self.renew([self.weight])
             for part in parts:
                 part.weight = nn.Parameter(part.weight.to("meta"), requires_grad=False)
 
     def renew(self, weights: Sequence[torch.Tensor]) -> None:
         """Take the layers' new weights, reordered."""
         whole = torch.cat([weight.detach().to(self._dtype) for weight in weights])
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, USUAL_ROWS)
-
-    def drop(self) -> None:
-        """Free reordered weights, until `renew`."""
-        self._weight = torch.empty(0)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(whole, USUAL_ROWS)
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(self._dtype)
         if not self.reorders:
-            return F.linear(tokens, self._weight, self._bias)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, self._weight, self._bias, "none", [], "")
+            return F.linear(tokens, self.weight, self._bias)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, self.weight, self._bias, "none", [], "")
         return product
 
 

@@ -25,3 +25,8 @@ def gpus() -> list[VisibleGpu]:
     ids = shown.split(",") if shown else map(str, range(count))
     found = [torch.cuda.get_device_properties(index) for index in range(count)]
     return [VisibleGpu(id.strip(), gpu.name, gpu.total_memory) for id, gpu in zip(ids, found, strict=False)]
+
+
+def free_bytes(index: int) -> int:
+    """Free memory of a GPU."""
+    return torch.cuda.mem_get_info(index)[0]

@@ -89,7 +89,7 @@ async def test_asleep_it_holds_neither_weights_nor_cache_and_takes_both_again(
     await engine.sleep()
     await engine.sleep()
     assert size > 0 == held(model)
-    assert not any(each._weight.numel() for each in getattr(engine._decoder._forward, "_reordered", ()))
+    assert not any(each.weight.numel() for each in getattr(engine._decoder._forward, "_reordered", ()))
     assert cache.keys.numel() == cache.values.numel() == engine.load().used_tokens == 0
     request = asyncio.create_task(ask(engine, (*LONG, *before.token_ids, 3)))
     with pytest.raises(EngineUnavailable, match="could not be read"):

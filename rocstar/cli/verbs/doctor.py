@@ -119,15 +119,13 @@ def _extras() -> Iterator[Finding]:
 
 
 def _torch() -> Finding:
-    from torch.cuda import mem_get_info
-
-    from rocstar.engines.torch_gpus import gpus
+    from rocstar.engines.torch_gpus import free_bytes, gpus
     from rocstar.record.identity import versions
 
     version, cards = versions()["torch"], gpus()
     if cards:
         found = ", ".join(
-            f"GPU {card.id} {card.name} ({mem_get_info(index)[0] / 1e9:.0f} of {card.bytes / 1e9:.0f} GB free)"
+            f"GPU {card.id} {card.name} ({free_bytes(index) / 1e9:.0f} of {card.bytes / 1e9:.0f} GB free)"
             for index, card in enumerate(cards)
         )
         return _finding("torch", f"{version}, {found}")
