@@ -370,7 +370,7 @@ def test_what_a_stage_may_change_is_a_part_of_the_base(kind: str) -> None:
     "override",
     ["learning.learning_rate=-1e-6", "learning.learning_rate=nan", "learning.clip_low=-0.2", "sft.max_grad_norm=0",
      "rollout.temperature=-1", "rollout.temperature=inf", "rollout.temperature=1e-3",
-     "evaluate.temperature=1e-9", "learning.beta2=1.0", "evaluate.temperature=-0.1"],
+     "evaluate.temperature=1e-9", "learning.beta2=1.0", "evaluate.temperature=-0.1", "model.rope_theta=1e-308"],
 )  # fmt: skip
 def test_numbers_that_cannot_be_meant_are_refused(folder: Path, override: str) -> None:
     assert complaint("parent.toml", override).startswith(f"override {override!r}: ")

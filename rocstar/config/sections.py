@@ -114,7 +114,7 @@ class ModelSection(Section):
     """Heads of keys and values; num_heads is a multiple of it."""
     intermediate_size: int = Field(default=256, ge=1, le=2**20)
     """Width inside each feed-forward layer."""
-    rope_theta: float = Field(default=1000.0, gt=0)
+    rope_theta: float = Field(default=1000.0, ge=1)
     """Base of the rotary position embedding."""
     max_positions: int = Field(default=512, ge=1, le=2**24)
     """Longest sequence that the model can hold, tokens."""

@@ -138,19 +138,11 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 # -- memory --------------------------------------------------------------------------------------------------------
 
 
-def kv_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of `tokens` tokens, for a transformers config."""
-    return cache_bytes(cache_shape(config), tokens, dtype.itemsize)
-
-
-def available_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on `device`; on a CPU within this process's memory group too."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_bytes()
-
-
 def refuse_what_does_not_fit(model: Any, tokens: int) -> None:
-    """Raises ConfigError when the cache would take more than there is."""
-    refuse_too_many_tokens(kv_bytes(model.config, tokens, model.dtype), available_bytes(model.device), tokens)
+    """Raises ConfigError when the cache would take more than there is on the model's device."""
+    needed = cache_bytes(cache_shape(model.config), tokens, model.dtype.itemsize)
+    there = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else host_bytes()
+    refuse_too_many_tokens(needed, there, tokens)
 
 
 # -- attention -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch
 
 from rocstar.engines.pages import PAGE, PagePool
 from rocstar.engines.torch_cache import Aim, PagedCache
-from rocstar.engines.torch_forward import forward_of, take_weights
+from rocstar.engines.torch_forward import drop_weights, forward_of, take_weights
 from rocstar.engines.torch_graphs import filled, in_graphs
 from rocstar.engines.torch_sampling import draw, uniforms
 from rocstar.engines.torch_table import Ints, Sequence, SequenceTable, Work
@@ -92,10 +92,11 @@ class PagedDecoder:
         self._admit()
 
     def sleep(self) -> None:
-        """Free the cache's memory, and start nothing until new weights are loaded."""
+        """Free the memory of weights and cache, and start nothing until new weights are loaded."""
         self._asleep = True
         self._table.forget_all()
         self._forward.sleep()
+        drop_weights(self._model)
         self._cache.sleep()
 
     # -- entering and leaving -----------------------------------------------------------------------------------

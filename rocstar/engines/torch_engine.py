@@ -100,7 +100,7 @@ class TorchEngine:
         await self._carried_out(partial(self._decoder.take, weights))
 
     async def sleep(self) -> None:
-        """Free the cache's memory until `load_weights`; the model stays loaded."""
+        """Free the memory of weights and cache until `load_weights`."""
         await self._carried_out(self._decoder.sleep)
 
     async def _carried_out(self, command: Callable[[], None]) -> None:

@@ -52,7 +52,7 @@ class Forward(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Called before the cache's memory is freed."""
+        """Called before the memory of weights and cache is freed; `renew` follows."""
         ...
 
 
@@ -185,6 +185,8 @@ class CompactForward:
         self._between = (_InTriton if self.can_be_captured else _InTorch)(cache, *turns)
         parts = (self._between, attention, model.config)
         self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
+        products = (self.head, *(product for layer in self._layers for product in layer.products))
+        self._reordered = [product for product in products if product.reorders]
 
     def __call__(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(ids_T, sampled_N))
@@ -198,12 +200,13 @@ class CompactForward:
         return _normed((hidden if more is None else hidden + more)[sampled_N], self._norm)
 
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy new weights into the fused matrices."""
-        for product in (self.head, *(product for layer in self._layers for product in layer.products)):
+        """Copy new weights into the reordered matrices; the others are views of the model's."""
+        for product in self._reordered:
             product.renew([self._of(part, weights) for part in product.parts])
 
     def sleep(self) -> None:
-        """Nothing to do."""
+        for product in self._reordered:
+            product.weight = torch.empty(0)
 
     def _of(self, part: Any, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """A layer's weight; a tied head's is the embedding's if only that is given."""
@@ -316,25 +319,24 @@ class Product:
         self.parts = parts
         biases = [part.bias for part in parts]
         self._bias = None if biases[0] is None else _one_of(biases)
-        self._weight = _one_of([part.weight for part in parts])
-        self._dtype = self._weight.dtype
-        self._packs = packs(self._weight)
-        if self._packs:
-            self.renew([self._weight])
+        self.weight = _one_of([part.weight for part in parts])
+        self._dtype = self.weight.dtype
+        self.reorders = packs(self.weight)
+        if self.reorders:
+            self.renew([self.weight])
             for part in parts:
                 part.weight = nn.Parameter(part.weight.to("meta"), requires_grad=False)
 
     def renew(self, weights: Sequence[torch.Tensor]) -> None:
-        """Take the layers' new weights."""
-        if self._packs:
-            whole = torch.cat([weight.detach().to(self._dtype) for weight in weights])
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, USUAL_ROWS)
+        """Take the layers' new weights, reordered."""
+        whole = torch.cat([weight.detach().to(self._dtype) for weight in weights])
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(whole, USUAL_ROWS)
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(self._dtype)
-        if not self._packs:
-            return F.linear(tokens, self._weight, self._bias)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, self._weight, self._bias, "none", [], "")
+        if not self.reorders:
+            return F.linear(tokens, self.weight, self._bias)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, self.weight, self._bias, "none", [], "")
         return product
 
 
@@ -361,6 +363,13 @@ def _one_of(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 # -- new weights ----------------------------------------------------------------------------------------------------
 
 
+def drop_weights(model: Any) -> None:
+    """Free the memory of a model's weights, until `take_weights`."""
+    for tensor in model.state_dict().values():
+        if tensor.untyped_storage().resizable():  # not of a mapped file
+            tensor.untyped_storage().resize_(0)
+
+
 def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
     """Copy `weights` into `model`, to its device and dtype, and return them by name. Raises EngineUnavailable, and then
     changes nothing, when they can't be read or names or shapes differ; tied weights may be given once or twice."""
@@ -377,6 +386,10 @@ def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
             f"weights {weights.version} do not fit the model: {len(wrong)} tensors are missing, unknown or of another "
             f"shape, such as {wrong[0]}"
         )
+    for tensor in reversed(own.values()):  # the last part of a fused matrix first, whose end is its end
+        storage, end = tensor.untyped_storage(), tensor.storage_offset() + tensor.numel()
+        if storage.nbytes() < end * tensor.element_size():
+            storage.resize_(end * tensor.element_size())
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)

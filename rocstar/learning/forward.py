@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from operator import mul
 from types import MethodType
@@ -40,6 +41,9 @@ def prepare(model: Any, device: torch.device) -> None:
     if model.device.type != "meta":
         _choose(model)
     model.get_input_embeddings().register_forward_hook(_coarse)
+    for module in model.modules():
+        if hasattr(module, "_apply_gate"):  # each class of experts whose products transformers chooses
+            module.forward = MethodType(_of_rounded, module)
     if device.type == "cuda":
         _fuse_norms(model)
         # cuDNN plans a call for each new shape, in 56 ms and 84 ms backward, and a step's rows bring new shapes.
@@ -116,6 +120,14 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
 def _coarse(embedding: Any, given: Any, embedded: torch.Tensor) -> torch.Tensor:
     """Under autocast, round an embedding like all other matrices, as engines do."""
     return _rounded(embedded).float()
+
+
+def _of_rounded(experts: Any, *given: Any, **more: Any) -> Any:
+    """Under autocast, round matrices of experts like all others, as engines do: autocast leaves the grouped products of
+    transformers' experts in the dtype of the weights, fp32."""
+    own = copy.copy(experts)
+    own._parameters = {name: _rounded(parameter) for name, parameter in experts._parameters.items()}
+    return type(own).forward(own, *given, **more)
 
 
 def is_packed(model: Any) -> bool:

@@ -323,7 +323,7 @@ def _left(shape: Shape, item: int) -> float:
 
 def _engine(made: Placed, rollout: RolloutSection, shape: Shape, item: int, room: float, most: int | None) -> Placed:
     """An engine with the KV cache that its GPUs have room for. item: bytes of a number. room: bytes of each GPU. most:
-    tokens that it can use. Asleep vLLM drops its weights, which come anew (level 2), and a torch engine keeps them."""
+    tokens that it can use. Asleep it has neither cache nor weights, which come anew (vLLM's level 2)."""
     rows, several = rollout.engine_rows, made.needs
     parts = {
         "weights": item * shape.parameters / several,
@@ -334,9 +334,8 @@ def _engine(made: Placed, rollout: RolloutSection, shape: Shape, item: int, room
     each = replace(shape, kv_heads=-(-shape.kv_heads // several)).kv_bytes(item)
     there = max(0, int((room - sum(parts.values())) / each))
     tokens = min(there, rollout.kv_tokens or most or there)
-    kept = parts["CUDA context"] + parts["weights"] * (made.kind != "vllm")
     sizes = {**parts, "KV cache": float(each * tokens)}
-    return replace(made, bytes=sizes, asleep=kept, kv_tokens=tokens, room_tokens=there)
+    return replace(made, bytes=sizes, asleep=parts["CUDA context"], kv_tokens=tokens, room_tokens=there)
 
 
 def _refusals(table: Placement, shape: Shape, asked: int, longest: int, smaller: Sequence[str]) -> Iterator[str]:

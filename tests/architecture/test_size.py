@@ -23,13 +23,13 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (2188, 11),
     "data": (4404, 24),
     "dialogue": (1808, 11),
-    "engines": (4573, 24),
+    "engines": (4579, 24),
     "errors": (53, 1),
     "evaluation": (3462, 21),
     "faults": (656, 4),
     "forecast": (1989, 9),
-    "learning": (3406, 19),
-    "parts": (1759, 10),
+    "learning": (3418, 19),
+    "parts": (1758, 10),
     "protocols": (290, 1),
     "record": (2962, 17),
     "rollout": (1850, 12),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_502, "tests/**/*.py": 51_003}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_503, "tests/**/*.py": 51_051}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.engines import torch_cache
+from rocstar.engines import torch_cache, torch_forward
 from rocstar.engines.process import EngineSettings
 from rocstar.engines.torch_cache import PagedCache
 from rocstar.engines.torch_engine import TorchEngine, opened
@@ -63,8 +63,16 @@ async def test_logprobs_agree_with_a_plain_forward(name: str) -> None:
     await engine.close()
 
 
-async def test_asleep_it_holds_no_cache_and_takes_it_again_with_new_weights(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def held(model: Any) -> int:
+    """Bytes of the weights that a model holds itself."""
+    tensors = [each for each in model.state_dict().values() if not each.is_meta]
+    return sum({each.data_ptr(): each.untyped_storage().nbytes() for each in tensors if each.data_ptr()}.values())
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "as on a GPU"])
+@pytest.mark.parametrize("kind", ["qwen", "llama", "mistral"])
+async def test_asleep_it_holds_neither_weights_nor_cache_and_takes_both_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, packed: bool
 ) -> None:
     """As on a GPU, where the memory of the cache is a tensor's. Weights that cannot be read leave it asleep."""
 
@@ -72,20 +80,28 @@ async def test_asleep_it_holds_no_cache_and_takes_it_again_with_new_weights(
         return torch.zeros(shape, dtype=dtype, device=device)
 
     monkeypatch.setattr(PagedCache, "_zeros", zeros)
-    engine = TorchEngine(qwen(0), rows=4, positions=256)
+    if not packed:
+        monkeypatch.setattr(torch_forward, "packs", lambda weight: False)
+    make, model = MODELS[kind], MODELS[kind](0)
+    engine, fresh = TorchEngine(model, rows=4, positions=256), TorchEngine(make(1), rows=4, positions=256)
     before, cache = await ask(engine, LONG), engine._decoder._cache
+    size = held(model)
     await engine.sleep()
+    await engine.sleep()
+    assert size > 0 == held(model)
+    assert not any(each.weight.numel() for each in getattr(engine._decoder._forward, "_reordered", ()))
     assert cache.keys.numel() == cache.values.numel() == engine.load().used_tokens == 0
     request = asyncio.create_task(ask(engine, (*LONG, *before.token_ids, 3)))
     with pytest.raises(EngineUnavailable, match="could not be read"):
         await engine.load_weights(Weights(version=1, folder=str(tmp_path)))
     await asyncio.sleep(0.05)
-    assert not request.done() and not cache.keys.numel()
-    await engine.load_weights(saved(qwen(1), tmp_path, 1))
-    completion = await request
-    naive = naive_logprobs(qwen(1), (*LONG, *before.token_ids, 3), completion.token_ids, Sampling(max_new_tokens=1))
-    assert completion.logprobs == pytest.approx(naive, abs=1e-5)
+    assert not request.done() and not cache.keys.numel() and not held(model)
+    await engine.load_weights(saved(make(1), tmp_path, 1))
+    assert held(model) == size
+    completion, expected = await request, await ask(fresh, (*LONG, *before.token_ids, 3))
+    assert (completion.token_ids, completion.logprobs) == (expected.token_ids, expected.logprobs), "to the bit"
     await engine.close()
+    await fresh.close()
 
 
 async def test_folders_that_cannot_be_used_are_refused_in_words(engine: TorchEngine, tmp_path: Path) -> None:

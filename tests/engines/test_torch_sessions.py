@@ -14,10 +14,12 @@ pytest.importorskip("torch")
 
 import torch
 
+from rocstar.engines.memory import cache_bytes
 from rocstar.engines.pages import PAGE
-from rocstar.engines.torch_cache import available_bytes, kv_bytes
+from rocstar.engines.torch_cache import cache_shape
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.sandbox.container import host_bytes
 from rocstar.types import Completion, Sampling, Weights
 from tests.engines.models import VOCAB, llama, qwen
 from tests.engines.plain import until
@@ -169,7 +171,7 @@ def test_the_cache_takes_as_many_bytes_as_it_says() -> None:
         engine = TorchEngine(make(0), rows=6, positions=100)
         cache, tokens = engine._decoder._cache, engine.load().capacity_tokens
         assert tokens == 6 * 7 * PAGE
-        assert kv_bytes(make(0).config, tokens + PAGE, torch.float32) == cache.keys.nbytes + cache.values.nbytes
+        assert cache_bytes(cache_shape(make(0).config), tokens + PAGE, 4) == cache.keys.nbytes + cache.values.nbytes
 
 
 async def test_the_cache_takes_main_memory_only_while_it_is_in_use() -> None:
@@ -199,7 +201,7 @@ def test_sizes_that_do_not_fit_are_refused_in_words() -> None:
     model = qwen(0)
     with pytest.raises(ConfigError, match=r"rollout.kv_tokens 60 is less than the 64 tokens of the longest attempt"):
         TorchEngine(model, rows=2, positions=64, kv_tokens=60)
-    positions = available_bytes(model.device) // kv_bytes(model.config, 1, torch.float32)
+    positions = host_bytes() // cache_bytes(cache_shape(model.config), 1, 4)
     with pytest.raises(ConfigError, match=r"of \d+ tokens .* GB .* available; lower rollout.kv_tokens"):
         TorchEngine(model, rows=2, positions=positions)
     with pytest.raises(ConfigError, match=f"the tokenizer has 70 ids and the model embeds only {VOCAB}"):

@@ -282,6 +282,14 @@ def test_heads_that_gpus_cannot_share_are_refused() -> None:
     assert table.refusals[0].startswith("engine.v.tensor_parallel 5 cannot share the model's 12 attention heads")
 
 
+def test_an_engine_asleep_takes_nothing_from_a_learners_turn() -> None:
+    table = place(recipe(), SMALL, machines(1), 80 * GB, positions=100)
+    learner, engine = table["learner-0"], table[EMBEDDED]
+    assert table.colocate and engine.bytes["weights"] == 2 * SMALL.parameters and engine.asleep == 0
+    tight = learner.total / (1 - placement.LEFT_FREE) + 1e6
+    assert not place(recipe(), SMALL, machines(1), tight, positions=100).refusals
+
+
 @pytest.mark.parametrize("gpus", [8, 32])
 def test_a_server_over_more_gpus_than_a_machine_has_is_refused_at_once(gpus: int) -> None:
     """32 GPUs in four machines were told to be too few for the 17 that are needed."""
