@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,22 +55,43 @@ class Found:
     body: Any = None
     complaint: str | None = None
     """Why `raw` is not JSON; None if `body` is its value."""
+    field: str = "arguments"
+    """The key of the call's arguments."""
 
 
-class HermesCalls:
+class Syntax:
+    """A CallSyntax that says where calls stand."""
+
+    def find(self, text: str) -> Iterator[Found]:
+        """The calls of a text, in order, malformed ones included."""
+        raise NotImplementedError
+
+    def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
+        return [call_from(found, f"call_{first_id + n}") for n, found in enumerate(self.find(text))]
+
+    def strip(self, text: str) -> str:
+        pieces, place = [], 0
+        for found in self.find(text):
+            pieces.append(text[place : found.begin])
+            place = found.end
+        return "".join((*pieces, text[place:]))
+
+
+class HermesCalls(Syntax):
     """`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates."""
 
     reserved = (OPEN, CLOSE)
 
-    def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        return parse_calls(text, first_id)
+    def find(self, text: str) -> Iterator[Found]:
+        place = 0
+        while (begin := text.find(OPEN, place)) >= 0:
+            found = _block(text, begin)
+            yield found
+            place = found.end
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
         body = json_segments({"name": tool, "arguments": dict(arguments)}, Author.ASSISTANT)
         return ours(f"{OPEN}\n"), *body, ours(f"\n{CLOSE}")
-
-    def strip(self, text: str) -> str:
-        return without(text, _blocks(text))
 
 
 HERMES = HermesCalls()
@@ -85,29 +106,12 @@ def parse_calls(text: str, first_id: int = 0) -> list[ToolCall]:
     paper §2.1 (parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such a
     turn as an answer.
     """
-    return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_blocks(text))]
+    return HERMES.parse(text, first_id)
 
 
 def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
     """A call as the model should write it; `parse_calls` reads it back."""
     return text_of(HERMES.render(tool, arguments))
-
-
-def without(text: str, calls: Iterable[Found]) -> str:
-    """The text without these calls, which are in order."""
-    pieces, place = [], 0
-    for found in calls:
-        pieces.append(text[place : found.begin])
-        place = found.end
-    return "".join((*pieces, text[place:]))
-
-
-def _blocks(text: str) -> Iterator[Found]:
-    place = 0
-    while (begin := text.find(OPEN, place)) >= 0:
-        found = _block(text, begin)
-        yield found
-        place = found.end
 
 
 def _block(text: str, begin: int) -> Found:
@@ -142,12 +146,12 @@ def value_at(text: str, start: int | None = None) -> tuple[Any, int, str | None]
     return value, end, None
 
 
-def call_from(found: Found, call_id: str, field: str) -> ToolCall:
-    """`field` is the key of the call's arguments. An error in it becomes `parse_error`."""
-    complaint = found.complaint or _complaint(found.body, field)
+def call_from(found: Found, call_id: str) -> ToolCall:
+    """An error in the call becomes `parse_error`."""
+    complaint = found.complaint or _complaint(found.body, found.field)
     if complaint:
         return ToolCall(id=call_id, tool="", arguments={}, raw=found.raw, parse_error=FAILED + complaint)
-    return ToolCall(id=call_id, tool=found.body["name"], arguments=found.body[field], raw=found.raw)
+    return ToolCall(id=call_id, tool=found.body["name"], arguments=found.body[found.field], raw=found.raw)
 
 
 def _complaint(body: Any, field: str) -> str | None:
@@ -171,21 +175,18 @@ _START = re.compile(rf'{re.escape(TAG)}[\s\[]*+|(?=\{{\s*+"(?:[^"\\\n]++|\\.)*+"
 _CALLING = re.compile(r'\{\s*"(?:(?:name|parameters|arguments)"\s*:|type"\s*:\s*"function")')
 
 
-class LlamaCalls:
+class LlamaCalls(Syntax):
     """A call is any text after the tag, and every JSON object in the text that has `name` and `parameters` (or
     `arguments`) or begins like a call. A call that does not parse extends to the end of the text, because its end is
     unknown."""
 
     reserved = (TAG,)
 
-    def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        return [call_from(found, f"call_{first_id + n}", _field(found.body)) for n, found in enumerate(_found(text))]
+    def find(self, text: str) -> Iterator[Found]:
+        return _found(text)
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
         return tuple(json_segments({"name": tool, "parameters": dict(arguments)}, Author.ASSISTANT))
-
-    def strip(self, text: str) -> str:
-        return without(text, _found(text))
 
 
 LLAMA = LlamaCalls()
@@ -210,7 +211,7 @@ def _found(text: str) -> Iterator[Found]:
             complaint = str(error)
         else:
             if sure or ("name" in body and _field(body) in body):
-                yield Found(start.start(), place, text[begin:place], body)
+                yield Found(start.start(), place, text[begin:place], body, field=_field(body))
             continue
         yield Found(start.start(), len(text), text[begin:], complaint=complaint)
         return
@@ -228,15 +229,19 @@ _FIRST, _INSIDE, _OUTER = (re.compile(each) for each in (f"{OPEN}|{FUNCTION}", f
 _PARAMETER = re.compile(r"<\s*parameter\s*=\s*([^>]*)>(.*?)(?:<\s*/\s*parameter\s*>|(?=<\s*parameter\s*=))", re.DOTALL)
 
 
-class XmlCalls:
+class XmlCalls(Syntax):
     """`<tool_call>` `<function=NAME>` `<parameter=KEY>` value `</parameter>` ... `</function>` `</tool_call>`, read as
     vLLM 0.32 does: a call ends at the first `</function>`, a value at the first `</parameter>` or where the next one
     begins, without one newline at each of its ends; the outer tags may be missing. All values are text."""
 
     reserved = (OPEN, CLOSE)
 
-    def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_functions(text))]
+    def find(self, text: str) -> Iterator[Found]:
+        place = 0
+        while begin := _FIRST.search(text, place):
+            found = _function(text, begin)
+            yield found
+            place = found.end
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
         parts = [ours(f"{OPEN}\n"), Segment(f"{FUNCTION}{tool}>\n", Author.ASSISTANT)]
@@ -245,19 +250,8 @@ class XmlCalls:
             parts.append(Segment(f"<parameter={name}>\n{written}\n</parameter>\n", Author.ASSISTANT))
         return *parts, Segment(END, Author.ASSISTANT), ours(f"\n{CLOSE}")
 
-    def strip(self, text: str) -> str:
-        return without(text, _functions(text))
-
 
 XML = XmlCalls()
-
-
-def _functions(text: str) -> Iterator[Found]:
-    place = 0
-    while begin := _FIRST.search(text, place):
-        found = _function(text, begin)
-        yield found
-        place = found.end
 
 
 def _function(text: str, first: re.Match[str]) -> Found:

@@ -11,8 +11,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from rocstar.dialogue.calls import CLOSE, OPEN, CallSyntax, Found, call_from, decoded, value_at, without
+from rocstar.dialogue.calls import CLOSE, LLAMA, OPEN, TAG, CallSyntax, Found, Syntax, XmlCalls, value_at
 from rocstar.dialogue.segments import Author, Segment, json_segments, ours, written
+from rocstar.protocols import ToolSpec
 from rocstar.types import ToolCall
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
@@ -26,7 +27,7 @@ def _as_json(arguments: Mapping[str, Any]) -> Iterable[Segment]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedCalls:
+class MarkedCalls(Syntax):
     """A syntax of the table."""
 
     reserved: tuple[str, ...]
@@ -38,8 +39,8 @@ class MarkedCalls:
     write: Callable[[Mapping[str, Any]], Iterable[Segment]] = _as_json
     """Writes the arguments."""
 
-    def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(self.read(text))]
+    def find(self, text: str) -> Iterator[Found]:
+        return self.read(text)
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
         return self.together([(tool, arguments)])
@@ -53,8 +54,26 @@ class MarkedCalls:
             parts += [ours(between * bool(place) + before), name, ours(middle), *self.write(arguments), ours(after)]
         return *parts, ours(last)
 
-    def strip(self, text: str) -> str:
-        return without(text, self.read(text))
+
+def typed(syntax: CallSyntax, text: str, first_id: int, specs: Iterable[ToolSpec]) -> list[ToolCall]:
+    """The calls of one completion. Where all values are text (in tags), those that the tool's schema does not take as
+    text are read as JSON, if they are JSON."""
+    calls = syntax.parse(text, first_id)
+    if not isinstance(syntax, XmlCalls | MarkedCalls) or getattr(syntax, "write", _as_tags) is not _as_tags:
+        return calls
+    taken = {name: spec.parameters.get("properties", {}) for spec in specs for name in (spec.name, *spec.aliases)}
+    return [
+        replace(call, arguments={key: _read(value, taken[call.tool].get(key)) for key, value in call.arguments.items()})
+        if call.tool in taken
+        else call
+        for call in calls
+    ]
+
+
+def _read(text: str, schema: Any) -> Any:
+    kinds = [each.get("type") for each in (schema, *schema.get("anyOf", ()))] if isinstance(schema, Mapping) else []
+    value, _, complaint = value_at(text)
+    return text if complaint or "string" in kinds or not any(kinds) else value
 
 
 def turn_of(syntax: CallSyntax, content: Sequence[Segment], calls: Calls) -> tuple[Segment, ...]:
@@ -67,13 +86,14 @@ def turn_of(syntax: CallSyntax, content: Sequence[Segment], calls: Calls) -> tup
 
 # Mistral
 
-TOOL_CALLS, ARGS = "[TOOL_CALLS]", "[ARGS]"
+TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _MARKS = re.compile(rf"(?:{re.escape(TOOL_CALLS)}\s*)+")
 _NAME = re.compile(rf"([^{{]*?)(?:{re.escape(ARGS)}|(?={{))\s*")
 
 
 def _mistral(text: str) -> Iterator[Found]:
-    """A call is what follows a mark, to the end of its JSON, whose strings may hold marks; `[ARGS]` may be missing."""
+    """A call is what follows a mark, to the end of its JSON, whose strings may hold marks; an id and `[ARGS]` may be
+    missing."""
     places, read = [mark.start() for mark in re.finditer(re.escape(TOOL_CALLS), text)], 0
     for begin, end in pairwise([*places, len(text)]):
         start = begin + len(TOOL_CALLS)
@@ -84,7 +104,7 @@ def _mistral(text: str) -> Iterator[Found]:
             continue
         arguments, read, complaint = value_at(text, start + name.end())
         read = end if complaint else read
-        body = {"name": name[1].strip(), "arguments": arguments}
+        body = {"name": name[1].partition(CALL_ID)[0].strip(), "arguments": arguments}
         yield Found(begin, read, text[start:read], body, complaint)
 
 
@@ -103,30 +123,34 @@ _CALLS, _ENDS, _CALL, _END, _SEP = (
 )
 _BEGIN = rf"(?:{_CALLS}\s*)?{_CALL}"
 _BLOCK = re.compile(rf"{_BEGIN}(.*?)(?:({_END})(?:\s*{_ENDS})?|(?={_BEGIN})|\Z)", re.DOTALL)
-_FENCED = re.compile(rf"function{_SEP}([^\n<]+)\n```json\n(.*)\n```", re.DOTALL)
-_PLAIN = re.compile(rf"([^\n<]+){_SEP}(.*)", re.DOTALL)
+_FENCED = re.compile(rf"function{_SEP}([^\n<]+)\n```json\n"), re.compile(rf"\s*\n```({_END})(?:\s*{_ENDS})?")
+_PLAIN = re.compile(rf"([^\n<]+){_SEP}"), re.compile(rf"\s*({_END})(?:\s*{_ENDS})?")
 
 
-def _deepseek(text: str, inner: re.Pattern[str]) -> Iterator[Found]:
-    """Blocks between their marks, in a text that says that it calls."""
-    for block in _BLOCK.finditer(text) if _CALLS in text else ():
-        if block[2] and (parts := inner.fullmatch(block[1])):
-            found = decoded(*block.span(), parts[2])
-            yield replace(found, raw=block[1], body={"name": parts[1], "arguments": found.body})
-        else:
-            lacks = f"{_SEP} between name and arguments" if block[2] else f"{_END} after {_CALL}"
-            yield Found(*block.span(), block[1], complaint=f"no {lacks}")
+def _deepseek(text: str, head: re.Pattern[str], tail: re.Pattern[str]) -> Iterator[Found]:
+    """Blocks between their marks, which strings of the JSON may hold too, in a text that says that it calls."""
+    place = 0
+    while _CALLS in text and (block := _BLOCK.search(text, place)):
+        (start, place), complaint = block.span(), f"no {_SEP} between name and arguments"
+        if named := head.match(text, block.start(1)):
+            arguments, end, fault = value_at(text, named.end())
+            complaint = fault or f"no {_END} after the arguments"
+            if not fault and (ended := tail.match(text, end)):
+                place, raw = ended.end(), text[block.start(1) : ended.start(1)]
+                yield Found(start, place, raw, {"name": named[1], "arguments": arguments})
+                continue
+        yield Found(start, place, block[1], complaint=complaint if block[2] else f"no {_END} after {_CALL}")
 
 
 # GLM
 
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _PAIR = re.compile(rf"{_KEY}([^<]*){_KEY_END}\s*{_VALUE}(.*?)({_VALUE_END}|\Z)", re.DOTALL)
-_TAGGED = re.compile(rf"{OPEN}(.*?)({CLOSE}|\Z)", re.DOTALL)
+_TAGGED = re.compile(rf"{OPEN}((?:{_VALUE}(?:(?!{_VALUE}).)*?{_VALUE_END}|.)*?)({CLOSE}|\Z)", re.DOTALL)
 
 
 def _glm(text: str) -> Iterator[Found]:
-    """A call ends at the first closing tag; all values are text."""
+    """A call ends at the first closing tag outside of a value; all values are text."""
     for call in _TAGGED.finditer(text):
         name, pairs, complaint = call[1].partition(_KEY)[0].strip(), _PAIR.findall(call[1]), None
         if not call[2]:
@@ -148,6 +172,7 @@ def _as_tags(arguments: Mapping[str, Any]) -> Iterator[Segment]:
 _DEEPSEEK = (_CALLS, _CALL, _SEP, _END, _ENDS)
 MARKED: Sequence[MarkedCalls] = (
     MarkedCalls(reserved=(TOOL_CALLS, ARGS), read=_mistral, call=(TOOL_CALLS, ARGS, "")),
+    MarkedCalls(reserved=(TOOL_CALLS, CALL_ID, ARGS), read=_mistral, call=(TOOL_CALLS, f"{CALL_ID}{ID}{ARGS}", "")),
     *(
         MarkedCalls(
             reserved=(TOOL_CALLS,),
@@ -160,13 +185,13 @@ MARKED: Sequence[MarkedCalls] = (
     ),
     MarkedCalls(
         reserved=_DEEPSEEK,
-        read=partial(_deepseek, inner=_FENCED),
+        read=partial(_deepseek, head=_FENCED[0], tail=_FENCED[1]),
         call=(f"{_CALL}function{_SEP}", "\n```json\n", f"\n```{_END}"),
         turn=(_CALLS, "\n", _ENDS),
     ),
     MarkedCalls(
         reserved=_DEEPSEEK,
-        read=partial(_deepseek, inner=_PLAIN),
+        read=partial(_deepseek, head=_PLAIN[0], tail=_PLAIN[1]),
         call=(_CALL, _SEP, _END),
         turn=(_CALLS, "", _ENDS),
     ),
@@ -178,4 +203,13 @@ MARKED: Sequence[MarkedCalls] = (
         write=_as_tags,
     ),
 )
-"""Mistral's newer and older (with blanks and ids or without), DeepSeek's V3 and V3.1, GLM 4.5's."""
+"""Mistral's newer (without and with ids) and older (with blanks and ids or without), DeepSeek's V3 and V3.1, GLM
+4.5's."""
+OPENINGS: Mapping[str, str] = {OPEN: CLOSE, TAG: "", TOOL_CALLS: "", _CALLS: _ENDS}
+"""What begins calls in a text of any syntax, and what ends them; empty where nothing but their JSON does."""
+CALL_MARKS = tuple(dict.fromkeys((*OPENINGS, *(mark for syntax in MARKED for mark in syntax.reserved))))
+
+
+def may_call(text: str) -> bool:
+    """Whether calls stand in the text, in any syntax."""
+    return any(mark in text for mark in OPENINGS) or bool(LLAMA.parse(text))

@@ -166,6 +166,7 @@ class ModelTemplate:
     schemas: tuple[Mapping[str, Any], ...]
     """Of the recipe's tools, shown in the example conversations that replies are cut from."""
     stop: str
+    answer_stop: str
     reserved: tuple[str, ...]
     calls: CallSyntax
     preamble: str
@@ -194,12 +195,12 @@ class ModelTemplate:
             {"role": "tool", "name": "python", "tool_call_id": ID, "content": _marked(text)} for text in tool_texts
         ]
         try:
-            return self._after([_USER, _calling(len(answers)), *answers])
+            return self._after(self.stop, [_USER, _calling(len(answers)), *answers])
         except ConfigError:  # Llama's allows a single call a turn, however many answers follow
-            return self._after([_USER, _calling(1), *answers])
+            return self._after(self.stop, [_USER, _calling(1), *answers])
 
     def next_question(self, question: str) -> tuple[Segment, ...]:
-        return self._after([_USER, {"role": "assistant", "content": PROBE}, self._user(question)])
+        return self._after(self.answer_stop, [_USER, {"role": "assistant", "content": PROBE}, self._user(question)])
 
     def chat(self) -> ModelTemplate:
         return replace(self, preamble="")
@@ -207,16 +208,16 @@ class ModelTemplate:
     def _user(self, question: str) -> dict[str, str]:
         return {"role": "user", "content": self.preamble + _marked(question)}
 
-    def _after(self, messages: Sequence[Any]) -> tuple[Segment, ...]:
+    def _after(self, stop: str, messages: Sequence[Any]) -> tuple[Segment, ...]:
         """The rendered text after the stop marker of the completion with the last PROBE."""
         text = self.source.render(messages, self.schemas, header=True)
-        end = text.find(self.stop, text.rfind(PROBE))
+        end = text.find(stop, text.rfind(PROBE))
         if PROBE not in text or end < 0:
             raise ConfigError(
-                f"the model's chat template does not end what the assistant wrote with {self.stop}, so "
+                f"the model's chat template does not end what the assistant wrote with {stop}, so "
                 "no question can follow; ask it in a conversation of its own."
             )
-        return _segments(text[end + len(self.stop) :])
+        return _segments(text[end + len(stop) :])
 
 
 def load_model_template(
@@ -232,11 +233,12 @@ def load_model_template(
     template without support for tools is extended (`with_tools`). Raises ConfigError if it writes calls in an
     unsupported syntax, or rewrites text before a reply."""
     source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools), options=options)
-    stop = _stop(source, folder, tools)
+    stop = _answer_stop(source, folder)
     template = ModelTemplate(
         source=source,
         schemas=tuple(tool_schema(spec) for spec in tools),
         stop=stop,
+        answer_stop=stop,
         reserved=(stop,),
         calls=HERMES,
         preamble=MODEL_PREAMBLE if preamble is None else preamble,
@@ -249,7 +251,8 @@ def load_model_template(
                 f"the chat template of {folder} does not show tools; {INSTEAD}, or no tools at all "
                 "(rollout.max_turns = 1)."
             )
-        template = replace(template, calls=_call_syntax(template.source, folder, syntaxes))
+        calls, stop = _call_syntax(template.source, folder, syntaxes)
+        template = replace(template, calls=calls, stop=stop)
         _check_history(template, tools, folder)
     return replace(template, reserved=_reserved(template))
 
@@ -258,27 +261,26 @@ def _shows(template: ModelTemplate, tools: Sequence[ToolSpec]) -> bool:
     return text_of(template.opening("Q", tools)) != text_of(template.opening("Q", ()))
 
 
-def _stop(source: ChatSource, folder: Path, tools: Sequence[ToolSpec]) -> str:
-    """What follows an assistant turn; if nothing does (GLM), what begins the next one."""
-    text = source.render([_USER, {"role": "assistant", "content": PROBE}], (), header=False)
-    found = _STOP.search(text, text.rfind(PROBE) + 1) if PROBE in text else None
-    if not found and PROBE in text:
-        before, after = ([_USER, _calling(1)], _answers(1)) if tools else ([_USER], [_USER])
-        begun = len(source.render(before, (), header=False))
-        found = _STOP.search(source.render([*before, *after], (), header=False), begun)
+def _answer_stop(source: ChatSource, folder: Path) -> str:
+    """What follows an answer; if nothing does (GLM), what begins the next question."""
+    answer = {"role": "assistant", "content": PROBE}
+    texts = (source.render([_USER, answer, *more], (), header=False) for more in ([], [_USER]))
+    found = next(filter(None, (_STOP.search(text, text.rfind(PROBE) + 1) for text in texts if PROBE in text)), None)
     if not found:
         raise ConfigError(f"the chat template of {folder} writes nothing after an assistant turn that would end it.")
     return found[0]
 
 
-def _call_syntax(source: ChatSource, folder: Path, own: Sequence[CallSyntax]) -> CallSyntax:
+def _call_syntax(source: ChatSource, folder: Path, own: Sequence[CallSyntax]) -> tuple[CallSyntax, str]:
+    """The syntax of calls, and what follows a turn with one; if nothing does (GLM), what begins the results."""
     arguments = {"code": "1"}
     function = {"name": "probe", "arguments": arguments}
     calling = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type": "function", "function": function}]}
-    text = source.render([_USER, calling], (), header=False)
+    text = source.render([_USER, calling, *_answers(1)], (), header=False)
     for syntax in (*own, HERMES, LLAMA, XML, *MARKED):
-        if text_of(syntax.render("probe", arguments)) in text:
-            return syntax
+        _, call, after = text.partition(text_of(syntax.render("probe", arguments)))
+        if call and (stop := _STOP.search(after)):
+            return syntax, stop[0]
     raise ConfigError(
         f"the chat template of {folder} writes a tool call as {text[-100:]!r}, which is in no syntax that is "
         f"read here (docs/dialogue.md); {INSTEAD}."
@@ -357,7 +359,7 @@ def _reserved(template: ModelTemplate) -> tuple[str, ...]:
     plain = [{"role": "assistant", "content": "A"}, _USER]
     conversation = [_USER, *([_calling(1), *_answers(1)] if template.schemas else plain)]
     own = template.source.render(conversation, (), header=False)
-    return tuple(dict.fromkeys((template.stop, *template.calls.reserved, *_TAG.findall(own))))
+    return tuple(dict.fromkeys((template.stop, template.answer_stop, *template.calls.reserved, *_TAG.findall(own))))
 
 
 def _calling(count: int) -> dict[str, Any]:

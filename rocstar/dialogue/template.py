@@ -55,7 +55,8 @@ class Template(Protocol):
 
     @property
     def stop(self) -> str:
-        """The marker that ends an assistant turn; a single token in every tokenizer used."""
+        """The marker that ends an assistant turn; a single token in every tokenizer used. `answer_stop`, where a
+        template has one, ends those without calls."""
         ...
 
     @property
@@ -157,6 +158,11 @@ class ChatMl:
 def prompt_of(template: Template, problem: Problem, tools: Sequence[ToolSpec]) -> tuple[Segment, ...]:
     """What the model reads first of a problem."""
     return template.opening(problem.question, tools, problem.system, problem.earlier)
+
+
+def end_of_answer(template: Template) -> str:
+    """The marker that ends a turn without calls."""
+    return str(getattr(template, "answer_stop", template.stop))
 
 
 def tool_schema(spec: ToolSpec) -> dict[str, Any]:

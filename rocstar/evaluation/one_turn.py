@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from rocstar.dialogue.segments import Segment, foreign, ours
+from rocstar.dialogue.template import end_of_answer
 from rocstar.errors import EngineUnavailable
 from rocstar.protocols import Reply, ToolSpec
 from rocstar.rollout.environment import AttemptLimits, Conversation
@@ -37,7 +38,7 @@ class OneTurn:
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         stop = Stop.ANSWERED if completion.finish is Finish.STOP else Stop.MAX_TOKENS
-        return Reply(calls=tuple(self.conversation.calls(completion, 0)), stop=stop)
+        return Reply(calls=tuple(self.conversation.calls(completion, 0, specs_of(self.problem))), stop=stop)
 
     async def close(self) -> None:
         pass
@@ -48,7 +49,7 @@ class OneTurn:
         (question, *_), specs = turns[0], specs_of(self.problem)
         yield from template.opening(question, specs, system)
         for (_, answer), (following, _) in pairwise(turns):
-            yield from (foreign(answer), ours(template.stop), *template.next_question(following))
+            yield from (foreign(answer), ours(end_of_answer(template)), *template.next_question(following))
 
 
 def messages_of(problem: Problem) -> list[Message]:

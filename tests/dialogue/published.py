@@ -13,6 +13,11 @@ MISTRAL = """{{ bos_token }}{% set asked = messages | selectattr('role', 'equalt
 {{- eos_token }}{% endif %}{% endfor %}"""
 """Ministral 3's, Devstral 2's."""
 
+MISTRAL_IDS = MISTRAL.replace("+ '[ARGS]' +", "+ '[CALL_ID]' + c.id + '[ARGS]' +").replace(
+    "'[TOOL_RESULTS]' +", "'[TOOL_RESULTS]' + m.tool_call_id + '[TOOL_CONTENT]' +"
+)
+"""Mistral Small 3.2's, Magistral's."""
+
 MISTRAL_LIST = """{{ bos_token }}{% set ns = namespace(n=0) %}
 {%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
 {%- for m in messages %}{% if m.role == 'user' or m.role == 'assistant' and not m.tool_calls %}

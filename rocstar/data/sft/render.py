@@ -19,7 +19,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.marked_calls import turn_of
 from rocstar.dialogue.segments import Segment, ours, text_of
 from rocstar.dialogue.segments import written as by_assistant
-from rocstar.dialogue.template import Template
+from rocstar.dialogue.template import Template, end_of_answer
 from rocstar.protocols import ToolSpec
 from rocstar.types import Demonstration, SftRow, ToolResult
 
@@ -50,7 +50,8 @@ def pieces(conversation: Chat, template: Template, tools: Sequence[ToolSpec]) ->
         if message.role is Role.ASSISTANT:
             said = _assistant(message, template.calls, answered=following is Role.TOOL)
             yield Piece(segments=said, learned=True)
-            yield Piece(segments=(ours(template.stop),), learned=True)
+            stop = template.stop if following is Role.TOOL or message.calls else end_of_answer(template)
+            yield Piece(segments=(ours(stop),), learned=True)
         elif message.role is Role.USER:
             yield Piece(segments=template.next_question(message.content), learned=False)
         else:
