@@ -43,7 +43,7 @@ _CALLS = "|".join(
 )
 _BLOCK = re.compile(
     rf"(?P<call>{_CALLS})|"
-    r"(?P<answer><answer>).*?(?:</answer>|\Z)|<[|｜][^<|｜>\s]{1,40}[|｜]>|\[/?(?:ARGS|INST|[A-Z]+_[A-Z]+)\]|"
+    r"(?P<answer><answer>).*?(?:</answer>|\Z)|<\|channel\|>\w+|<[|｜][^<|｜>\s]{1,40}[|｜]>|\[/?(?:ARGS|INST|[A-Z]+_[A-Z]+)\]|"
     r"</?(?:reason|think|tool_call|answer|tool_response|arg_key|arg_value)>",
     re.DOTALL,
 )

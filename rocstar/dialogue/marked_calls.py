@@ -1,5 +1,5 @@
-"""Call syntaxes with marks of their own, one row of MARKED each: Mistral's, DeepSeek's and GLM's. They are read as vLLM
-0.32 reads them, except that what is malformed is a call that says so, where vLLM may take it for text."""
+"""Call syntaxes with marks of their own, one row of MARKED each: Mistral's, DeepSeek's, GLM's, GPT-OSS's. They are read
+as vLLM 0.32 reads them, except that what is malformed is a call that says so, where vLLM may take it for text."""
 
 from __future__ import annotations
 
@@ -38,9 +38,14 @@ class MarkedCalls(Syntax):
     """Text before the first call of a turn, between two calls, and after the last."""
     write: Callable[[Mapping[str, Any]], Iterable[Segment]] = _as_json
     """Writes the arguments."""
+    said: tuple[tuple[str, str], tuple[str, str]] = (("", ""), ("", ""))
+    """Text around what is said before calls, and around an answer."""
 
     def find(self, text: str) -> Iterator[Found]:
         return self.read(text)
+
+    def strip(self, text: str) -> str:
+        return without_channels(Syntax.strip(self, text))
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
         return self.together([(tool, arguments)])
@@ -79,7 +84,9 @@ def _read(text: str, schema: Any) -> Any:
 def turn_of(syntax: CallSyntax, content: Sequence[Segment], calls: Calls) -> tuple[Segment, ...]:
     """An assistant's turn with these calls. Syntaxes without marks for it have a line end before each call."""
     if isinstance(syntax, MarkedCalls):
-        return *content, *syntax.together(calls)
+        before, after = syntax.said[not calls]
+        said = (ours(before), *content, ours(after)) if content else ()
+        return *said, *(syntax.together(calls) if calls else ())
     parts = [*([content] if content else []), *(syntax.render(tool, arguments) for tool, arguments in calls)]
     return tuple(segment for part in parts for segment in (ours("\n"), *part))[1:]
 
@@ -169,6 +176,31 @@ def _as_tags(arguments: Mapping[str, Any]) -> Iterator[Segment]:
         yield from (ours(_KEY), written(key), ours(f"{_KEY_END}\n{_VALUE}"), written(text), ours(f"{_VALUE_END}\n"))
 
 
+# GPT-OSS (harmony)
+
+_CHANNEL, _MESSAGE, _NEXT, _TO, _CALLED = "<|channel|>", "<|message|>", "<|end|><|start|>assistant", "to=", "<|call|>"
+FINAL = f"{_CHANNEL}final{_MESSAGE}"
+_SAID = re.compile(r"<\|message\|>(.*?)(?:<\|(?:end|call|return)\|>|\Z)", re.DOTALL)
+_NAMED = re.compile(rf"{_TO}functions\.([^\s<]+)")
+_HEADERS = re.compile(r"(?:<\|start\|>assistant|<\|channel\|>\w*|<\|(?:message|end|return)\|>)+")
+
+
+def _harmony(text: str) -> Iterator[Found]:
+    """A call is a message whose header, in its role or its channel, names a function."""
+    place = 0
+    for said in _SAID.finditer(text):
+        if named := _NAMED.search(text, place, said.start()):
+            arguments, _, complaint = value_at(said[1])
+            raw, body = text[place : said.end()], {"name": named[1], "arguments": arguments}
+            yield Found(place, said.end(), raw, body, complaint)
+        place = said.end()
+
+
+def without_channels(text: str) -> str:
+    """The text of harmony's messages without their headers; any other text as it is."""
+    return _HEADERS.sub("\n", text).strip("\n") if _CHANNEL in text else text
+
+
 _DEEPSEEK = (_CALLS, _CALL, _SEP, _END, _ENDS)
 MARKED: Sequence[MarkedCalls] = (
     MarkedCalls(reserved=(TOOL_CALLS, ARGS), read=_mistral, call=(TOOL_CALLS, ARGS, "")),
@@ -202,10 +234,17 @@ MARKED: Sequence[MarkedCalls] = (
         turn=("\n", "\n", ""),
         write=_as_tags,
     ),
+    MarkedCalls(
+        reserved=(_CHANNEL, _MESSAGE),
+        read=_harmony,
+        call=(f" {_TO}functions.", f"{_CHANNEL}commentary json{_MESSAGE}", ""),
+        turn=("", f"{_CALLED}<|start|>assistant", ""),
+        said=((f"{_CHANNEL}analysis{_MESSAGE}", _NEXT), (FINAL, "")),
+    ),
 )
 """Mistral's newer (without and with ids) and older (with blanks and ids or without), DeepSeek's V3 and V3.1, GLM
-4.5's."""
-OPENINGS: Mapping[str, str] = {OPEN: CLOSE, TAG: "", TOOL_CALLS: "", _CALLS: _ENDS}
+4.5's, GPT-OSS's."""
+OPENINGS: Mapping[str, str] = {OPEN: CLOSE, TAG: "", TOOL_CALLS: "", _CALLS: _ENDS, f"{_TO}functions.": _CALLED}
 """What begins calls in a text of any syntax, and what ends them; empty where nothing but their JSON does."""
 CALL_MARKS = tuple(dict.fromkeys((*OPENINGS, *(mark for syntax in MARKED for mark in syntax.reserved))))
 

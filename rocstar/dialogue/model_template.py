@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rocstar.dialogue.calls import HERMES, LLAMA, XML, CallSyntax
-from rocstar.dialogue.marked_calls import ID, MARKED
+from rocstar.dialogue.marked_calls import ID, MARKED, turn_of
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
 from rocstar.dialogue.template import MODEL_PREAMBLE, Turns, tool_schema, with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
@@ -191,13 +191,12 @@ class ModelTemplate:
         return _segments(self.source.render([*messages, self._user(question)], schemas, header=True))
 
     def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
-        answers = [
-            {"role": "tool", "name": "python", "tool_call_id": ID, "content": _marked(text)} for text in tool_texts
-        ]
+        name = self.schemas[0]["function"]["name"] if self.schemas else "python"
+        answers = [{"role": "tool", "name": name, "tool_call_id": ID, "content": _marked(text)} for text in tool_texts]
         try:
-            return self._after(self.stop, [_USER, _calling(len(answers)), *answers])
+            return self._after(self.stop, [_USER, _calling(len(answers), name), *answers])
         except ConfigError:  # Llama's allows a single call a turn, however many answers follow
-            return self._after(self.stop, [_USER, _calling(1), *answers])
+            return self._after(self.stop, [_USER, _calling(1, name), *answers])
 
     def next_question(self, question: str) -> tuple[Segment, ...]:
         return self._after(self.answer_stop, [_USER, {"role": "assistant", "content": PROBE}, self._user(question)])
@@ -253,6 +252,11 @@ def load_model_template(
             )
         calls, stop = _call_syntax(template.source, folder, syntaxes)
         template = replace(template, calls=calls, stop=stop)
+        if len(tools) > 1 and tools[0].name in text_of(template.reply(["1"])):
+            raise ConfigError(
+                f"the chat template of {folder} names the tool of each result, which works with one tool; give only "
+                f"one, or {INSTEAD}."
+            )
         _check_history(template, tools, folder)
     return replace(template, reserved=_reserved(template))
 
@@ -293,6 +297,8 @@ def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: P
     opening = text_of(template.opening("Q", tools))
     for thought in _thoughts(template, tools):
         for width in (1, 2):
+            if template.stop in text_of(turn_of(template.calls, (), [("python", {"code": "1"})] * width)):
+                continue  # a call ends the turn
             reply = template.stop + text_of(template.reply(["1"] * width))
             call = text_of(template.calls.render("python", {"code": "1"}))
             tried = [
@@ -362,8 +368,8 @@ def _reserved(template: ModelTemplate) -> tuple[str, ...]:
     return tuple(dict.fromkeys((template.stop, template.answer_stop, *template.calls.reserved, *_TAG.findall(own))))
 
 
-def _calling(count: int) -> dict[str, Any]:
-    function = {"name": "python", "arguments": {"code": PROBE}}
+def _calling(count: int, name: str = "python") -> dict[str, Any]:
+    function = {"name": name, "arguments": {"code": PROBE}}
     call = {"id": ID, "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call] * count}
 

@@ -209,7 +209,7 @@ class VisibleText:
         self._codec = codec
         self._ends = codec.stop_ids(template)  # GLM's answers end with what begins the next turn
         self._calls = template.calls
-        self._markers = (template.stop, template.calls.reserved[0])
+        self._markers = (template.stop, *template.calls.reserved)
         self._stop = template.stop
         self._shown = 0
 

@@ -20,6 +20,7 @@ FOLDER = Path(trl.__file__).parent / "chat_templates"
 PYTHON = ToolSpec(name="python", description="", parameters={"type": "object", "properties": {"code": {}}})
 TAKEN = {
     "glm4moe": "MarkedCalls",
+    "gptoss": "MarkedCalls",
     "llama3_1": "LlamaCalls",
     "llama3_2": "LlamaCalls",
     "qwen2_5": "HermesCalls",
@@ -34,7 +35,6 @@ TAUGHT = ("cohere", "gemma", "gemma3", "phi3", "phi3_5")
 """They know no tools, and are taught ours."""
 REFUSED = {
     "deepseekv3": "rewrites earlier turns",
-    "gptoss": "in no syntax that is read here",
     "lfm2_v2": "in no syntax that is read here",
     "nemotron_3_nano": "rewrites earlier turns",
     "qwen3_8": "rewrites earlier turns",

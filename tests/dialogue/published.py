@@ -78,6 +78,22 @@ GLM = """[gMASK]<sop>{% if tools %}{{- '<|system|>\\n# Tools\\n' + tools | tojso
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
 """GLM 4.5's: nothing ends a turn but what begins the next."""
 
+HARMONY = """<|start|>system<|message|>Valid channels: analysis, commentary, final.<|end|>
+{%- if tools %}{{- '<|start|>developer<|message|># Tools\\n' + tools | tojson + '<|end|>' }}{% endif %}
+{%- set ns = namespace(name=none) %}{% for m in messages %}{% if m.role == 'user' %}
+{{- '<|start|>user<|message|>' + m.content + '<|end|>' }}
+{%- elif m.role == 'tool' %}{{- '<|start|>functions.' + ns.name + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- m.content | tojson + '<|end|>' }}
+{%- elif m.tool_calls %}{% set call = m.tool_calls[0].function %}{% set ns.name = call.name %}
+{%- if m.content %}{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.content + '<|end|>' }}{% endif %}
+{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+{{- call.arguments | tojson + '<|call|>' }}
+{%- else %}{% if '<|channel|>final<|message|>' in m.content %}{{- raise_exception('channels in content') }}{% endif %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
+{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}"""
+"""GPT-OSS's: one call a turn, and what ends an answer ends no turn before another."""
+
 PLAIN = {
     "gemma": (
         "{{ bos_token }}{% if messages[0].role == 'system' %}{{- raise_exception('System role not supported') }}"

@@ -40,7 +40,7 @@ from tests.scripted import ScriptedEngine, ScriptedTool
 PYTHON = ToolSpec(name="python", description="", parameters={"type": "object", "properties": {"code": {}}})
 NAMES = (
     *("mistral", "mistral with ids", "list", "list without ids", "nemo", "nemo without ids"),
-    *("deepseek v3", "deepseek v3.1", "glm"),
+    *("deepseek v3", "deepseek v3.1", "glm", "harmony"),
 )
 SYNTAXES: Mapping[str, MarkedCalls] = dict(zip(NAMES, MARKED, strict=True))
 TEMPLATES = {
@@ -51,6 +51,7 @@ TEMPLATES = {
     "deepseek v3": published.DEEPSEEK,
     "deepseek v3.1": published.DEEPSEEK_31,
     "glm": published.GLM,
+    "harmony": published.HARMONY,
 }
 NONE = "42 [x] <a>"
 TWO = [("python", {"code": "print(6*7)"}), ("other", {"a": "1 < 2 {}", "b": "é\n"})]
@@ -130,7 +131,7 @@ def test_a_call_that_does_not_parse_says_why(name: str, text: str, found: str) -
     assert call.parse_error is not None and found in call.parse_error
 
 
-@pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm"])
+@pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm", "harmony"])
 def test_reading_takes_time_that_grows_with_the_text_alone(name: str) -> None:
     """20,000 of every piece that ends nothing: by the square this would take minutes."""
     syntax = SYNTAXES[name]
@@ -138,10 +139,15 @@ def test_reading_takes_time_that_grows_with_the_text_alone(name: str) -> None:
         assert len(syntax.parse(syntax.reserved[0] + piece * 20_000)) <= 40_001
 
 
+def name_of(syntax: MarkedCalls) -> str:
+    return next(name for name, one in SYNTAXES.items() if one is syntax)
+
+
 def garbled(rng: random.Random, syntax: MarkedCalls) -> str:
     """A turn of two calls with some pieces left out and others put in."""
     text = text_of(turn_of(syntax, [written("So.")] * rng.randrange(2), TWO[: rng.randrange(1, 3)]))
-    marks = [*syntax.reserved, "{", "}", ", ", '"', *([] if "｜" in syntax.reserved[0] else ["\n"])]
+    ends = ["<|end|>", "<|call|>", "<|return|>"] if name_of(syntax) == "harmony" else []
+    marks = [*syntax.reserved, *ends, "{", "}", ", ", '"', *([] if "｜" in syntax.reserved[0] else ["\n"])]
     parts = re.split("(" + "|".join(map(re.escape, marks)) + ")", text)
     for _ in range(rng.randrange(3)):
         place = rng.randrange(len(parts) + 1)
@@ -149,7 +155,7 @@ def garbled(rng: random.Random, syntax: MarkedCalls) -> str:
     return "".join(parts)
 
 
-@pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm"])
+@pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm", "harmony"])
 def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
     """What we call malformed, and tell the model so, vLLM may take with what is there: those are left out here, and so
     is what vLLM reads worse: line ends amid DeepSeek's JSON, Mistral's mark amid a list, and marks in a string."""
@@ -165,7 +171,7 @@ def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
     clean = [text for text in texts if name != "list" or text.rfind("[TOOL_CALLS]") < text.find("{")]
     ours = {text: [list(one) for one in read(syntax, text)] for text in clean}
     sound = {text: calls for text, calls in ours.items() if all(isinstance(each[1], dict) for each in calls)}
-    marks = [mark for mark in syntax.reserved if "arg_" not in mark]
+    marks = [mark for mark in syntax.reserved if "arg_" not in mark and name != "harmony"]
     whole = {text: calls for text, calls in sound.items() if not any(mark in str(calls) for mark in marks)}
     assert len(whole) > 150 and sum(map(len, whole.values())) > 200
     assert whole == {text: theirs[text] for text in whole}
@@ -178,7 +184,7 @@ def test_a_template_of_the_published_shape_is_taken_with_its_calls(name: str, tm
     assert set(template.calls.reserved) <= set(template.reserved)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "harmony"])
 def test_an_attempt_with_such_calls_learns_from_what_was_sampled_alone(name: str, tmp_path: Path) -> None:
     """Two rounds, the first with two calls: what is learned from is the completions with what ended them, and what
     stands between is the template's."""
@@ -204,6 +210,42 @@ def test_an_attempt_with_such_calls_learns_from_what_was_sampled_alone(name: str
     assert made.token_ids.count(codec.token_id(template.stop)) == 3  # that in a tool's output is text
 
 
+def test_one_call_a_turn_is_made_in_harmony_s_channels(tmp_path: Path) -> None:
+    """GPT-OSS's: the template writes calls in one form, and models write both."""
+    template = loaded("harmony", tmp_path)
+    codec = byte_level(*template.reserved, "<|constrain|>")
+    thought = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+    call = f"<|channel|>commentary to=functions.python <|constrain|>json<|message|>{json.dumps(TWO[0][1])}<|call|>"
+    written_so = text_of(turn_of(template.calls, [written("So.")], TWO[:1]))
+    said = [thought + call, f"{written_so}<|call|>", f"{thought}<|channel|>final<|message|>\\boxed{{42}}<|return|>"]
+    talk = Conversation(
+        codec=codec,
+        template=template,
+        tools=[ScriptedTool(["42", '"4"<|end|>'])],
+        feedback=partial(feedback_text, max_chars=100, truncate="middle", errors="short"),
+    )
+    limits = AttemptLimits(max_response_tokens=2_000, max_turns=5, max_parallel_calls=4)
+    sampling = Sampling(max_new_tokens=1, seed=3, stop_token_ids=codec.stop_ids(template))
+    environment, engine = ToolEnvironment(PROBLEM, talk, limits, seed=1), ScriptedEngine(codec, said)
+    made = asyncio.run(run_episode(engine, environment, PROBLEM, index=0, sampling=sampling, session_id="s"))
+    assert [[call.tool for call in turn.calls] for turn in made.turns] == [["python"], ["python"], []]
+    assert [codec.decode(turn.completion.token_ids) for turn in made.turns] == said
+    replied = codec.decode(made.turns[1].reply_ids)
+    assert replied == (
+        '<|start|>functions.python to=assistant<|channel|>commentary<|message|>"\\"4\\"<|end|>"<|end|><|start|>assistant'
+    )
+    assert made.turns[1].reply_ids.count(codec.token_id("<|end|>")) == 1
+    assert template.calls.strip(said[2]).split() == ["So.", "\\boxed{42}"]
+    row = {"messages": [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "42 <|end|>"}]}
+    answer = [part for part in pieces(conversation_of(row), template, [PYTHON]) if part.learned]
+    assert "".join(part.text for part in answer) == "<|channel|>final<|message|>42 <|end|><|return|>"
+    other = ToolSpec(name="other", description="", parameters={"type": "object", "properties": {}})
+    with pytest.raises(ConfigError, match="names the tool of each result, which works with one tool"):
+        load_model_template(tmp_path, [PYTHON, other])
+    with pytest.raises(ConfigError, match=r"does not end what the assistant wrote with <\|return\|>"):
+        template.next_question("And 7*8?")
+
+
 def test_a_second_question_follows_what_ends_an_answer(tmp_path: Path) -> None:
     """GLM's template ends turns with what begins the next one."""
     template = loaded("glm", tmp_path)
@@ -225,7 +267,8 @@ def test_rows_end_calls_and_answers_as_the_template_does(tmp_path: Path) -> None
     for name in TEMPLATES:
         template = loaded(name, tmp_path / name)
         ends = [part.text for part in pieces(conversation_of(row), template, [PYTHON]) if part.learned][1::2]
-        assert ends == (["<|observation|>", "<|user|>"] if name == "glm" else [template.stop] * 2)
+        other = {"glm": ["<|observation|>", "<|user|>"], "harmony": ["<|call|>", "<|return|>"]}
+        assert ends == other.get(name, [template.stop] * 2)
 
 
 def test_values_in_tags_get_the_types_of_the_tool_s_schema(tmp_path: Path) -> None:

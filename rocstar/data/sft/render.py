@@ -102,6 +102,6 @@ def _assistant(message: Message, syntax: CallSyntax, *, answered: bool) -> tuple
         content = (by_assistant(message.content),) if message.content else ()
         return turn_of(syntax, content, [(call.name, call.arguments) for call in message.calls])
     if not answered:
-        return (by_assistant(message.content),)
+        return turn_of(syntax, (by_assistant(message.content),), ())
     split = re.split("(" + "|".join(map(re.escape, syntax.reserved)) + ")", message.content)
     return tuple(ours(part) if place % 2 else by_assistant(part) for place, part in enumerate(split))
