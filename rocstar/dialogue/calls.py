@@ -78,7 +78,12 @@ class Syntax:
 
 
 class HermesCalls(Syntax):
-    """`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates."""
+    """`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates.
+
+    A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last closing tag
+    before the next opening one, an unclosed one at the end of the text. Time is linear in the text. Source: paper §2.1
+    (parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such a turn as an
+    answer."""
 
     reserved = (OPEN, CLOSE)
 
@@ -97,20 +102,8 @@ class HermesCalls(Syntax):
 HERMES = HermesCalls()
 
 
-def parse_calls(text: str, first_id: int = 0) -> list[ToolCall]:
-    """The tool calls of one completion, in order, malformed ones included.
-
-    Ids are `call_<first_id>`, `call_<first_id + 1>` ...; pass the number of calls seen before so that they stay unique
-    in a trajectory. A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last
-    closing tag before the next opening one, an unclosed one at the end of the text. Time is linear in the text. Source:
-    paper §2.1 (parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such a
-    turn as an answer.
-    """
-    return HERMES.parse(text, first_id)
-
-
 def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the model should write it; `parse_calls` reads it back."""
+    """A call as the model should write it; `HERMES` reads it back."""
     return text_of(HERMES.render(tool, arguments))
 
 
@@ -183,38 +176,34 @@ class LlamaCalls(Syntax):
     reserved = (TAG,)
 
     def find(self, text: str) -> Iterator[Found]:
-        return _found(text)
+        place = failures = 0
+        while start := _START.search(text, place):
+            begin = start.end()
+            sure = bool(start[0]) or _CALLING.match(text, begin) is not None
+            try:
+                body, place = _DECODER.raw_decode(text, begin)
+            except json.JSONDecodeError as error:
+                failures += 1
+                if not sure and failures < MOST_FAILURES:
+                    place = max(error.pos, begin + 1)  # parsed text is not parsed again, which would be quadratic
+                    continue
+                complaint = str(error)
+            except RecursionError:
+                complaint = TOO_DEEP
+            except ValueError as error:  # an integer of thousands of digits
+                complaint = str(error)
+            else:
+                if sure or ("name" in body and _field(body) in body):
+                    yield Found(start.start(), place, text[begin:place], body, field=_field(body))
+                continue
+            yield Found(start.start(), len(text), text[begin:], complaint=complaint)
+            return
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
         return tuple(json_segments({"name": tool, "parameters": dict(arguments)}, Author.ASSISTANT))
 
 
 LLAMA = LlamaCalls()
-
-
-def _found(text: str) -> Iterator[Found]:
-    place = failures = 0
-    while start := _START.search(text, place):
-        begin = start.end()
-        sure = bool(start[0]) or _CALLING.match(text, begin) is not None
-        try:
-            body, place = _DECODER.raw_decode(text, begin)
-        except json.JSONDecodeError as error:
-            failures += 1
-            if not sure and failures < MOST_FAILURES:
-                place = max(error.pos, begin + 1)  # parsed text is not parsed again, which would be quadratic
-                continue
-            complaint = str(error)
-        except RecursionError:
-            complaint = TOO_DEEP
-        except ValueError as error:  # an integer of thousands of digits
-            complaint = str(error)
-        else:
-            if sure or ("name" in body and _field(body) in body):
-                yield Found(start.start(), place, text[begin:place], body, field=_field(body))
-            continue
-        yield Found(start.start(), len(text), text[begin:], complaint=complaint)
-        return
 
 
 def _field(body: Any) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from rocstar.dialogue.calls import CLOSE, LLAMA, OPEN, TAG, CallSyntax, Found, Syntax, XmlCalls, value_at
+from rocstar.dialogue.calls import CLOSE, LLAMA, OPEN, TAG, XML, CallSyntax, Found, Syntax, value_at
 from rocstar.dialogue.segments import Author, Segment, json_segments, ours, written
 from rocstar.protocols import ToolSpec
 from rocstar.types import ToolCall
@@ -64,21 +64,18 @@ def typed(syntax: CallSyntax, text: str, first_id: int, specs: Iterable[ToolSpec
     """The calls of one completion. Where all values are text (in tags), those that the tool's schema does not take as
     text are read as JSON, if they are JSON."""
     calls = syntax.parse(text, first_id)
-    if not isinstance(syntax, XmlCalls | MarkedCalls) or getattr(syntax, "write", _as_tags) is not _as_tags:
+    if syntax is not XML and getattr(syntax, "write", None) is not _as_tags:
         return calls
     taken = {name: spec.parameters.get("properties", {}) for spec in specs for name in (spec.name, *spec.aliases)}
-    return [
-        replace(call, arguments={key: _read(value, taken[call.tool].get(key)) for key, value in call.arguments.items()})
-        if call.tool in taken
-        else call
-        for call in calls
-    ]
 
+    def read(tool: str, key: str, text: str) -> Any:
+        schema = taken.get(tool, {}).get(key, {})
+        kinds = [each.get("type") for each in (schema, *schema.get("anyOf", ()))]
+        value, _, complaint = value_at(text)
+        return text if complaint or "string" in kinds or not any(kinds) else value
 
-def _read(text: str, schema: Any) -> Any:
-    kinds = [each.get("type") for each in (schema, *schema.get("anyOf", ()))] if isinstance(schema, Mapping) else []
-    value, _, complaint = value_at(text)
-    return text if complaint or "string" in kinds or not any(kinds) else value
+    each = (({key: read(call.tool, key, text) for key, text in call.arguments.items()}, call) for call in calls)
+    return [replace(call, arguments=arguments) for arguments, call in each]
 
 
 def turn_of(syntax: CallSyntax, content: Sequence[Segment], calls: Calls) -> tuple[Segment, ...]:

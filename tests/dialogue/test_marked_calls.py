@@ -232,7 +232,8 @@ def test_one_call_a_turn_is_made_in_harmony_s_channels(tmp_path: Path) -> None:
     assert [codec.decode(turn.completion.token_ids) for turn in made.turns] == said
     replied = codec.decode(made.turns[1].reply_ids)
     assert replied == (
-        '<|start|>functions.python to=assistant<|channel|>commentary<|message|>"\\"4\\"<|end|>"<|end|><|start|>assistant'
+        '<|start|>functions.python to=assistant<|channel|>commentary<|message|>"\\"4\\"<|end|>"'
+        "<|end|><|start|>assistant"
     )
     assert made.turns[1].reply_ids.count(codec.token_id("<|end|>")) == 1
     assert template.calls.strip(said[2]).split() == ["So.", "\\boxed{42}"]

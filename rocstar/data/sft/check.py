@@ -15,7 +15,7 @@ from typing import Any
 from rocstar.data.rows import rows_and_faults
 from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role, conversation_of
 from rocstar.data.sft.render import Piece
-from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.marked_calls import may_call
 from rocstar.errors import DataError
 from rocstar.protocols import TextCodec, ToolSpec
@@ -70,7 +70,7 @@ def check(conversation: Chat, markers: Sequence[str]) -> int:
         check_call(call.name, call.arguments, specs)
     for message in conversation.messages:
         if message.role is Role.ASSISTANT:
-            read = [(call.tool, call.arguments, call.parse_error) for call in parse_calls(message.text)]
+            read = [(call.tool, call.arguments, call.parse_error) for call in HERMES.parse(message.text)]
             if read != [(call.name, dict(call.arguments), None) for call in message.calls]:
                 raise Refused(Refusal.ROUND_TRIP, "tool_calls", f"the rendered calls read back as {str(read)[:80]}")
     return len(calls)
@@ -94,7 +94,7 @@ def check_roles(messages: Sequence[Message]) -> None:
         if message.role is not expected:
             raise Refused(Refusal.ROLES, "messages", f"expected a message of role {expected}, got {message.role}")
         answers = message.role is Role.ASSISTANT
-        calls, results = len(parse_calls(message.text)) if answers else 0, 0
+        calls, results = len(HERMES.parse(message.text)) if answers else 0, 0
         calls = None if answers and not calls and may_call(message.content) else calls
         expected = Role.USER if answers else Role.ASSISTANT
     if turns[-1].role is not Role.ASSISTANT:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rocstar.data.sft.format import Chat, Message, Role, call_of
-from rocstar.dialogue.calls import CallSyntax, parse_calls
+from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.marked_calls import turn_of
 from rocstar.dialogue.segments import Segment, ours, text_of
@@ -85,7 +85,7 @@ def from_demonstration(demo: Demonstration, feedback: Callable[[ToolResult], str
 def written(text: str) -> Message:
     """An assistant message that renders to exactly this text: calls that stand at its end are taken apart, unless
     that would change a byte (calls that do not parse, JSON spaced differently); then it is all content."""
-    found = parse_calls(text)
+    found = HERMES.parse(text)
     if found and all(call.parse_error is None for call in found):
         content = text.partition("<tool_call>")[0].rstrip("\n")
         calls = tuple(call_of({"name": call.tool, "arguments": call.arguments}) for call in found)
