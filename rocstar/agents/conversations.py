@@ -76,10 +76,9 @@ class Conversations:
         thread, given = self._answers.get(_key(chat.tools, chat.messages[:past]), (None, ()))
         if thread:
             texts = [message.content for message in chat.messages[past:]]  # one question, or results
-            if chat.messages[past].role is Role.TOOL:
-                stop, follows = template.stop, template.reply(texts)
-            else:
-                stop, follows = end_of_answer(template), template.next_question(*texts)
+            is_reply = chat.messages[past].role is Role.TOOL
+            stop = template.stop if is_reply else end_of_answer(template)
+            follows = template.reply(texts) if is_reply else template.next_question(*texts)
             check(text_of(follows))
             ids = (*given, *conversation.after(given, stop, follows))
         else:

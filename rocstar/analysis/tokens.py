@@ -176,12 +176,10 @@ def enclosed(attempt: Attempt, turn: TurnSpan, piece: Piece) -> Iterator[tuple[i
 def blocks(text: str, *, called: bool = False) -> Iterator[tuple[int, int, TokenKind]]:
     """Where calls, answers and marks stand in the text of a completion; a block never closed goes to its end. called:
     calls were read in it, Llama's perhaps, which are JSON without marks."""
-    found_calls = False
     for found in _BLOCK.finditer(text):
-        found_calls = found_calls or bool(found["call"])
         kind = TokenKind.CALL if found["call"] else TokenKind.ANSWER if found["answer"] else TokenKind.MARK
         yield found.start(), found.end(), kind
-    for call in LLAMA.find(text) if called and not found_calls else ():
+    for call in LLAMA.read(text) if called and not any(mark in text for mark in OPENINGS) else ():
         yield call.begin, call.end, TokenKind.CALL
 
 

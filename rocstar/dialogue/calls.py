@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from rocstar.dialogue.segments import Author, Segment, json_segments, ours, text_of
+from rocstar.dialogue.segments import Author, Segment, json_segments, ours, text_of, written
 from rocstar.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -59,47 +60,73 @@ class Found:
     """The key of the call's arguments."""
 
 
-class Syntax:
-    """A CallSyntax that says where calls stand."""
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+"""Name and arguments of each."""
 
-    def find(self, text: str) -> Iterator[Found]:
-        """The calls of a text, in order, malformed ones included."""
-        raise NotImplementedError
+
+def as_json(arguments: Mapping[str, Any]) -> Iterable[Segment]:
+    return json_segments(dict(arguments), Author.ASSISTANT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Syntax:
+    """A CallSyntax by its texts and its reader."""
+
+    reserved: tuple[str, ...]
+    read: Callable[[str], Iterator[Found]]
+    """The calls of a text, in order, malformed ones included."""
+    call: tuple[str, str, str]
+    """Text before the name of a call, between name and arguments, and after them."""
+    turn: tuple[str, str, str] = ("", "", "")
+    """Text before the first call of a turn, between two calls, and after the last."""
+    write: Callable[[Mapping[str, Any]], Iterable[Segment]] = as_json
+    """Writes the arguments."""
+    said: tuple[tuple[str, str], tuple[str, str]] = (("", ""), ("", ""))
+    """Text around what is said before calls, and around an answer."""
+    shown: Callable[[str], str] = str
+    """What people see of a text without calls."""
 
     def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        return [call_from(found, f"call_{first_id + n}") for n, found in enumerate(self.find(text))]
+        return [call_from(found, f"call_{first_id + n}") for n, found in enumerate(self.read(text))]
 
     def strip(self, text: str) -> str:
         pieces, place = [], 0
-        for found in self.find(text):
+        for found in self.read(text):
             pieces.append(text[place : found.begin])
             place = found.end
-        return "".join((*pieces, text[place:]))
-
-
-class HermesCalls(Syntax):
-    """`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates.
-
-    A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last closing tag
-    before the next opening one, an unclosed one at the end of the text. Time is linear in the text. Source: paper §2.1
-    (parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such a turn as an
-    answer."""
-
-    reserved = (OPEN, CLOSE)
-
-    def find(self, text: str) -> Iterator[Found]:
-        place = 0
-        while (begin := text.find(OPEN, place)) >= 0:
-            found = _block(text, begin)
-            yield found
-            place = found.end
+        return self.shown("".join((*pieces, text[place:])))
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
-        body = json_segments({"name": tool, "arguments": dict(arguments)}, Author.ASSISTANT)
-        return ours(f"{OPEN}\n"), *body, ours(f"\n{CLOSE}")
+        return self.together([(tool, arguments)])
+
+    def together(self, calls: Calls) -> tuple[Segment, ...]:
+        """All calls of one turn."""
+        (before, middle, after), (first, between, last) = self.call, self.turn
+        parts = [ours(first)]
+        for place, (tool, arguments) in enumerate(calls):
+            name = written(json.dumps(tool, ensure_ascii=False)[1:-1])
+            parts += [ours(between * bool(place) + before), name, ours(middle), *self.write(arguments), ours(after)]
+        return *parts, ours(last)
 
 
-HERMES = HermesCalls()
+def _hermes(text: str) -> Iterator[Found]:
+    place = 0
+    while (begin := text.find(OPEN, place)) >= 0:
+        found = _block(text, begin)
+        yield found
+        place = found.end
+
+
+_ON_LINES = partial(Syntax, turn=("", "\n", ""), said=(("", "\n"), ("", "")))
+HERMES = _ON_LINES(
+    reserved=(OPEN, CLOSE), read=_hermes, call=(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}")
+)
+"""`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates.
+
+A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last closing tag
+before the next opening one, an unclosed one at the end of the text. Time is linear in the text. Source: paper §2.1
+(parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such a turn as an
+answer."""
 
 
 def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -168,42 +195,35 @@ _START = re.compile(rf'{re.escape(TAG)}[\s\[]*+|(?=\{{\s*+"(?:[^"\\\n]++|\\.)*+"
 _CALLING = re.compile(r'\{\s*"(?:(?:name|parameters|arguments)"\s*:|type"\s*:\s*"function")')
 
 
-class LlamaCalls(Syntax):
-    """A call is any text after the tag, and every JSON object in the text that has `name` and `parameters` (or
-    `arguments`) or begins like a call. A call that does not parse extends to the end of the text, because its end is
-    unknown."""
-
-    reserved = (TAG,)
-
-    def find(self, text: str) -> Iterator[Found]:
-        place = failures = 0
-        while start := _START.search(text, place):
-            begin = start.end()
-            sure = bool(start[0]) or _CALLING.match(text, begin) is not None
-            try:
-                body, place = _DECODER.raw_decode(text, begin)
-            except json.JSONDecodeError as error:
-                failures += 1
-                if not sure and failures < MOST_FAILURES:
-                    place = max(error.pos, begin + 1)  # parsed text is not parsed again, which would be quadratic
-                    continue
-                complaint = str(error)
-            except RecursionError:
-                complaint = TOO_DEEP
-            except ValueError as error:  # an integer of thousands of digits
-                complaint = str(error)
-            else:
-                if sure or ("name" in body and _field(body) in body):
-                    yield Found(start.start(), place, text[begin:place], body, field=_field(body))
+def _llama(text: str) -> Iterator[Found]:
+    place = failures = 0
+    while start := _START.search(text, place):
+        begin = start.end()
+        sure = bool(start[0]) or _CALLING.match(text, begin) is not None
+        try:
+            body, place = _DECODER.raw_decode(text, begin)
+        except json.JSONDecodeError as error:
+            failures += 1
+            if not sure and failures < MOST_FAILURES:
+                place = max(error.pos, begin + 1)  # parsed text is not parsed again, which would be quadratic
                 continue
-            yield Found(start.start(), len(text), text[begin:], complaint=complaint)
-            return
+            complaint = str(error)
+        except RecursionError:
+            complaint = TOO_DEEP
+        except ValueError as error:  # an integer of thousands of digits
+            complaint = str(error)
+        else:
+            if sure or ("name" in body and _field(body) in body):
+                yield Found(start.start(), place, text[begin:place], body, field=_field(body))
+            continue
+        yield Found(start.start(), len(text), text[begin:], complaint=complaint)
+        return
 
-    def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
-        return tuple(json_segments({"name": tool, "parameters": dict(arguments)}, Author.ASSISTANT))
 
-
-LLAMA = LlamaCalls()
+LLAMA = _ON_LINES(reserved=(TAG,), read=_llama, call=('{"name": "', '", "parameters": ', "}"))
+"""A call is any text after the tag, and every JSON object in the text that has `name` and `parameters` (or
+`arguments`) or begins like a call. A call that does not parse extends to the end of the text, because its end is
+unknown."""
 
 
 def _field(body: Any) -> str:
@@ -218,29 +238,32 @@ _FIRST, _INSIDE, _OUTER = (re.compile(each) for each in (f"{OPEN}|{FUNCTION}", f
 _PARAMETER = re.compile(r"<\s*parameter\s*=\s*([^>]*)>(.*?)(?:<\s*/\s*parameter\s*>|(?=<\s*parameter\s*=))", re.DOTALL)
 
 
-class XmlCalls(Syntax):
-    """`<tool_call>` `<function=NAME>` `<parameter=KEY>` value `</parameter>` ... `</function>` `</tool_call>`, read as
-    vLLM 0.32 does: a call ends at the first `</function>`, a value at the first `</parameter>` or where the next one
-    begins, without one newline at each of its ends; the outer tags may be missing. All values are text."""
-
-    reserved = (OPEN, CLOSE)
-
-    def find(self, text: str) -> Iterator[Found]:
-        place = 0
-        while begin := _FIRST.search(text, place):
-            found = _function(text, begin)
-            yield found
-            place = found.end
-
-    def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
-        parts = [ours(f"{OPEN}\n"), Segment(f"{FUNCTION}{tool}>\n", Author.ASSISTANT)]
-        for name, value in arguments.items():
-            written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            parts.append(Segment(f"<parameter={name}>\n{written}\n</parameter>\n", Author.ASSISTANT))
-        return *parts, Segment(END, Author.ASSISTANT), ours(f"\n{CLOSE}")
+def _functions(text: str) -> Iterator[Found]:
+    place = 0
+    while begin := _FIRST.search(text, place):
+        found = _function(text, begin)
+        yield found
+        place = found.end
 
 
-XML = XmlCalls()
+def _as_parameters(arguments: Mapping[str, Any]) -> Iterator[Segment]:
+    for name, value in arguments.items():
+        yield from (ours("<parameter="), written(name), ours(">\n"), written(as_text(value)), ours("\n</parameter>\n"))
+
+
+def as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+XML = _ON_LINES(
+    reserved=(OPEN, CLOSE),
+    read=_functions,
+    call=(f"{OPEN}\n{FUNCTION}", ">\n", f"{END}\n{CLOSE}"),
+    write=_as_parameters,
+)
+"""`<tool_call>` `<function=NAME>` `<parameter=KEY>` value `</parameter>` ... `</function>` `</tool_call>`, read as
+vLLM 0.32 does: a call ends at the first `</function>`, a value at the first `</parameter>` or where the next one
+begins, without one newline at each of its ends; the outer tags may be missing. All values are text."""
 
 
 def _function(text: str, first: re.Match[str]) -> Found:

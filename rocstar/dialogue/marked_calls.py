@@ -3,68 +3,27 @@ as vLLM 0.32 reads them, except that what is malformed is a call that says so, w
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from rocstar.dialogue.calls import CLOSE, LLAMA, OPEN, TAG, XML, CallSyntax, Found, Syntax, value_at
-from rocstar.dialogue.segments import Author, Segment, json_segments, ours, written
+from rocstar.dialogue.calls import CLOSE, OPEN, TAG, Calls, CallSyntax, Found, Syntax, as_json, as_text, value_at
+from rocstar.dialogue.segments import Segment, ours, written
 from rocstar.protocols import ToolSpec
 from rocstar.types import ToolCall
 
-Calls = Sequence[tuple[str, Mapping[str, Any]]]
-"""Name and arguments of each."""
 ID = "call00000"
 """Of every call, where a template shows one: Mistral's want nine letters and digits."""
-
-
-def _as_json(arguments: Mapping[str, Any]) -> Iterable[Segment]:
-    return json_segments(dict(arguments), Author.ASSISTANT)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedCalls(Syntax):
-    """A syntax of the table."""
-
-    reserved: tuple[str, ...]
-    read: Callable[[str], Iterator[Found]]
-    call: tuple[str, str, str]
-    """Text before the name of a call, between name and arguments, and after them."""
-    turn: tuple[str, str, str] = ("", "", "")
-    """Text before the first call of a turn, between two calls, and after the last."""
-    write: Callable[[Mapping[str, Any]], Iterable[Segment]] = _as_json
-    """Writes the arguments."""
-    said: tuple[tuple[str, str], tuple[str, str]] = (("", ""), ("", ""))
-    """Text around what is said before calls, and around an answer."""
-
-    def find(self, text: str) -> Iterator[Found]:
-        return self.read(text)
-
-    def strip(self, text: str) -> str:
-        return without_channels(Syntax.strip(self, text))
-
-    def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
-        return self.together([(tool, arguments)])
-
-    def together(self, calls: Calls) -> tuple[Segment, ...]:
-        """All calls of one turn."""
-        (before, middle, after), (first, between, last) = self.call, self.turn
-        parts = [ours(first)]
-        for place, (tool, arguments) in enumerate(calls):
-            name = written(json.dumps(tool, ensure_ascii=False)[1:-1])
-            parts += [ours(between * bool(place) + before), name, ours(middle), *self.write(arguments), ours(after)]
-        return *parts, ours(last)
 
 
 def typed(syntax: CallSyntax, text: str, first_id: int, specs: Iterable[ToolSpec]) -> list[ToolCall]:
     """The calls of one completion. Where all values are text (in tags), those that the tool's schema does not take as
     text are read as JSON, if they are JSON."""
     calls = syntax.parse(text, first_id)
-    if syntax is not XML and getattr(syntax, "write", None) is not _as_tags:
+    if not isinstance(syntax, Syntax) or syntax.write is as_json:
         return calls
     taken = {name: spec.parameters.get("properties", {}) for spec in specs for name in (spec.name, *spec.aliases)}
 
@@ -80,7 +39,7 @@ def typed(syntax: CallSyntax, text: str, first_id: int, specs: Iterable[ToolSpec
 
 def turn_of(syntax: CallSyntax, content: Sequence[Segment], calls: Calls) -> tuple[Segment, ...]:
     """An assistant's turn with these calls. Syntaxes without marks for it have a line end before each call."""
-    if isinstance(syntax, MarkedCalls):
+    if isinstance(syntax, Syntax):
         before, after = syntax.said[not calls]
         said = (ours(before), *content, ours(after)) if content else ()
         return *said, *(syntax.together(calls) if calls else ())
@@ -169,8 +128,8 @@ def _glm(text: str) -> Iterator[Found]:
 
 def _as_tags(arguments: Mapping[str, Any]) -> Iterator[Segment]:
     for key, value in arguments.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield from (ours(_KEY), written(key), ours(f"{_KEY_END}\n{_VALUE}"), written(text), ours(f"{_VALUE_END}\n"))
+        yield from (ours(_KEY), written(key), ours(f"{_KEY_END}\n{_VALUE}"))
+        yield from (written(as_text(value)), ours(f"{_VALUE_END}\n"))
 
 
 # GPT-OSS (harmony)
@@ -199,11 +158,11 @@ def without_channels(text: str) -> str:
 
 
 _DEEPSEEK = (_CALLS, _CALL, _SEP, _END, _ENDS)
-MARKED: Sequence[MarkedCalls] = (
-    MarkedCalls(reserved=(TOOL_CALLS, ARGS), read=_mistral, call=(TOOL_CALLS, ARGS, "")),
-    MarkedCalls(reserved=(TOOL_CALLS, CALL_ID, ARGS), read=_mistral, call=(TOOL_CALLS, f"{CALL_ID}{ID}{ARGS}", "")),
+MARKED: Sequence[Syntax] = (
+    Syntax(reserved=(TOOL_CALLS, ARGS), read=_mistral, call=(TOOL_CALLS, ARGS, "")),
+    Syntax(reserved=(TOOL_CALLS, CALL_ID, ARGS), read=_mistral, call=(TOOL_CALLS, f"{CALL_ID}{ID}{ARGS}", "")),
     *(
-        MarkedCalls(
+        Syntax(
             reserved=(TOOL_CALLS,),
             read=_mistral_list,
             call=('{"name": "', '", "arguments": ', end),
@@ -212,31 +171,32 @@ MARKED: Sequence[MarkedCalls] = (
         for blank in (" ", "")
         for end in (f', "id": "{ID}"}}', "}")
     ),
-    MarkedCalls(
+    Syntax(
         reserved=_DEEPSEEK,
         read=partial(_deepseek, head=_FENCED[0], tail=_FENCED[1]),
         call=(f"{_CALL}function{_SEP}", "\n```json\n", f"\n```{_END}"),
         turn=(_CALLS, "\n", _ENDS),
     ),
-    MarkedCalls(
+    Syntax(
         reserved=_DEEPSEEK,
         read=partial(_deepseek, head=_PLAIN[0], tail=_PLAIN[1]),
         call=(_CALL, _SEP, _END),
         turn=(_CALLS, "", _ENDS),
     ),
-    MarkedCalls(
+    Syntax(
         reserved=(OPEN, CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END),
         read=_glm,
         call=(OPEN, "\n", CLOSE),
         turn=("\n", "\n", ""),
         write=_as_tags,
     ),
-    MarkedCalls(
+    Syntax(
         reserved=(_CHANNEL, _MESSAGE),
         read=_harmony,
         call=(f" {_TO}functions.", f"{_CHANNEL}commentary json{_MESSAGE}", ""),
         turn=("", f"{_CALLED}<|start|>assistant", ""),
         said=((f"{_CHANNEL}analysis{_MESSAGE}", _NEXT), (FINAL, "")),
+        shown=without_channels,
     ),
 )
 """Mistral's newer (without and with ids) and older (with blanks and ids or without), DeepSeek's V3 and V3.1, GLM
@@ -244,8 +204,3 @@ MARKED: Sequence[MarkedCalls] = (
 OPENINGS: Mapping[str, str] = {OPEN: CLOSE, TAG: "", TOOL_CALLS: "", _CALLS: _ENDS, f"{_TO}functions.": _CALLED}
 """What begins calls in a text of any syntax, and what ends them; empty where nothing but their JSON does."""
 CALL_MARKS = tuple(dict.fromkeys((*OPENINGS, *(mark for syntax in MARKED for mark in syntax.reserved))))
-
-
-def may_call(text: str) -> bool:
-    """Whether calls stand in the text, in any syntax."""
-    return any(mark in text for mark in OPENINGS) or bool(LLAMA.parse(text))

@@ -277,12 +277,9 @@ def _answer_stop(source: ChatSource, folder: Path) -> str:
 
 def _call_syntax(source: ChatSource, folder: Path, own: Sequence[CallSyntax]) -> tuple[CallSyntax, str]:
     """The syntax of calls, and what follows a turn with one; if nothing does (GLM), what begins the results."""
-    arguments = {"code": "1"}
-    function = {"name": "probe", "arguments": arguments}
-    calling = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type": "function", "function": function}]}
-    text = source.render([_USER, calling, *_answers(1)], (), header=False)
+    text = source.render([_USER, _calling(1, "probe", "1"), *_answers(1)], (), header=False)
     for syntax in (*own, HERMES, LLAMA, XML, *MARKED):
-        _, call, after = text.partition(text_of(syntax.render("probe", arguments)))
+        _, call, after = text.partition(text_of(syntax.render("probe", {"code": "1"})))
         if call and (stop := _STOP.search(after)):
             return syntax, stop[0]
     raise ConfigError(
@@ -308,7 +305,9 @@ def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: P
             tried += _written(template, opening, thought, width)
             for completion in tried:
                 texts = _rendered(template, thought, completion, width)
-                if opening + (completion + reply) * 2 in texts or (thought == "So." and _lacks_text(texts)):
+                # Older templates of Mistral's have no place for text before calls: it stays as it was sampled.
+                lacks_text = thought == "So." and len(texts) == 1 and thought not in texts[0]
+                if lacks_text or opening + (completion + reply) * 2 in texts:
                     break
             else:
                 raise ConfigError(
@@ -327,12 +326,6 @@ def _written(template: ModelTemplate, opening: str, thought: str, width: int) ->
     return [completion] if same and len(template.calls.parse(completion)) == width else []
 
 
-def _lacks_text(texts: Sequence[str]) -> bool:
-    """Whether the template renders calls as objects alone, and has no place for text before them (older Mistral's):
-    what a model writes there stays as it was sampled."""
-    return len(texts) == 1 and "So." not in texts[0]
-
-
 def _thoughts(template: ModelTemplate, tools: Sequence[ToolSpec]) -> list[str]:
     """Possible beginnings of a completion: no thoughts if the opening holds empty ones, their end if it opens them."""
     opening = text_of(template.opening("Q", tools)).rstrip()
@@ -345,9 +338,7 @@ def _thoughts(template: ModelTemplate, tools: Sequence[ToolSpec]) -> list[str]:
 def _rendered(template: ModelTemplate, thought: str, completion: str, width: int) -> list[str]:
     """The conversation as the template renders it, with calls as objects and with calls as text; only the latter if it
     refuses so many at once."""
-    function = {"name": "python", "arguments": {"code": "1"}}
-    call = {"id": ID, "type": "function", "function": function}
-    as_objects = {"role": "assistant", "content": thought, "tool_calls": [call] * width}
+    as_objects = _calling(width, code="1") | {"content": thought}
     answers = _answers(width)
     texts = []
     for assistant in (as_objects, {"role": "assistant", "content": completion}):
@@ -368,8 +359,8 @@ def _reserved(template: ModelTemplate) -> tuple[str, ...]:
     return tuple(dict.fromkeys((template.stop, template.answer_stop, *template.calls.reserved, *_TAG.findall(own))))
 
 
-def _calling(count: int, name: str = "python") -> dict[str, Any]:
-    function = {"name": name, "arguments": {"code": PROBE}}
+def _calling(count: int, name: str = "python", code: str = PROBE) -> dict[str, Any]:
+    function = {"name": name, "arguments": {"code": code}}
     call = {"id": ID, "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call] * count}
 

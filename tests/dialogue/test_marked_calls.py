@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from rocstar.data.sft.check import check_roles
 from rocstar.data.sft.format import conversation_of, message_of
 from rocstar.data.sft.render import pieces
-from rocstar.dialogue.calls import HERMES, LLAMA, XML
+from rocstar.dialogue.calls import HERMES, LLAMA, XML, Syntax
 from rocstar.dialogue.feedback import feedback_text
-from rocstar.dialogue.marked_calls import MARKED, MarkedCalls, turn_of, typed
+from rocstar.dialogue.marked_calls import MARKED, turn_of, typed
 from rocstar.dialogue.model_template import ModelTemplate, load_model_template
 from rocstar.dialogue.segments import text_of, written
 from rocstar.dialogue.template import end_of_answer
@@ -42,7 +42,7 @@ NAMES = (
     *("mistral", "mistral with ids", "list", "list without ids", "nemo", "nemo without ids"),
     *("deepseek v3", "deepseek v3.1", "glm", "harmony"),
 )
-SYNTAXES: Mapping[str, MarkedCalls] = dict(zip(NAMES, MARKED, strict=True))
+SYNTAXES: Mapping[str, Syntax] = dict(zip(NAMES, MARKED, strict=True))
 TEMPLATES = {
     "mistral": published.MISTRAL,
     "mistral with ids": published.MISTRAL_IDS,
@@ -57,7 +57,7 @@ NONE = "42 [x] <a>"
 TWO = [("python", {"code": "print(6*7)"}), ("other", {"a": "1 < 2 {}", "b": "é\n"})]
 
 
-def read(syntax: MarkedCalls, text: str) -> list[tuple[str, Any]]:
+def read(syntax: Syntax, text: str) -> list[tuple[str, Any]]:
     return [(call.tool, call.parse_error or dict(call.arguments)) for call in syntax.parse(text)]
 
 
@@ -139,11 +139,11 @@ def test_reading_takes_time_that_grows_with_the_text_alone(name: str) -> None:
         assert len(syntax.parse(syntax.reserved[0] + piece * 20_000)) <= 40_001
 
 
-def name_of(syntax: MarkedCalls) -> str:
+def name_of(syntax: Syntax) -> str:
     return next(name for name, one in SYNTAXES.items() if one is syntax)
 
 
-def garbled(rng: random.Random, syntax: MarkedCalls) -> str:
+def garbled(rng: random.Random, syntax: Syntax) -> str:
     """A turn of two calls with some pieces left out and others put in."""
     text = text_of(turn_of(syntax, [written("So.")] * rng.randrange(2), TWO[: rng.randrange(1, 3)]))
     ends = ["<|end|>", "<|call|>", "<|return|>"] if name_of(syntax) == "harmony" else []

@@ -15,8 +15,8 @@ from typing import Any
 from rocstar.data.rows import rows_and_faults
 from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role, conversation_of
 from rocstar.data.sft.render import Piece
-from rocstar.dialogue.calls import HERMES
-from rocstar.dialogue.marked_calls import may_call
+from rocstar.dialogue.calls import HERMES, LLAMA
+from rocstar.dialogue.marked_calls import OPENINGS
 from rocstar.errors import DataError
 from rocstar.protocols import TextCodec, ToolSpec
 from rocstar.types import SftRow
@@ -95,7 +95,8 @@ def check_roles(messages: Sequence[Message]) -> None:
             raise Refused(Refusal.ROLES, "messages", f"expected a message of role {expected}, got {message.role}")
         answers = message.role is Role.ASSISTANT
         calls, results = len(HERMES.parse(message.text)) if answers else 0, 0
-        calls = None if answers and not calls and may_call(message.content) else calls
+        marked = any(mark in message.content for mark in OPENINGS) or LLAMA.parse(message.content)
+        calls = None if answers and not calls and marked else calls
         expected = Role.USER if answers else Role.ASSISTANT
     if turns[-1].role is not Role.ASSISTANT:
         raise Refused(Refusal.ROLES, "messages", "the last message must be the assistant's")
