@@ -113,8 +113,8 @@ def _turns(turns: Sequence[Mapping[str, Any]], start: int) -> tuple[TurnSpan, ..
     found, after = [], None
     for turn in turns:
         end = start + turn["sampled_tokens"]
-        ends = {"ended": turn["finish"] == "stop", "called": bool(turn["calls"])}
-        found.append(TurnSpan(start=start, end=end, after=after, **ends))
+        ended, called = turn["finish"] == "stop", bool(turn["calls"])
+        found.append(TurnSpan(start=start, end=end, after=after, ended=ended, called=called))
         start = end + turn["reply_tokens"]
         after = "error" if any(result["status"] != "ok" for result in turn["results"]) else "ok"
     return tuple(found)

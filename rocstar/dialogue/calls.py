@@ -117,10 +117,8 @@ def _hermes(text: str) -> Iterator[Found]:
         place = found.end
 
 
-_ON_LINES = partial(Syntax, turn=("", "\n", ""), said=(("", "\n"), ("", "")))
-HERMES = _ON_LINES(
-    reserved=(OPEN, CLOSE), read=_hermes, call=(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}")
-)
+_lined = partial(Syntax, turn=("", "\n", ""), said=(("", "\n"), ("", "")))
+HERMES = _lined(reserved=(OPEN, CLOSE), read=_hermes, call=(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}"))
 """`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates.
 
 A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last closing tag
@@ -220,7 +218,7 @@ def _llama(text: str) -> Iterator[Found]:
         return
 
 
-LLAMA = _ON_LINES(reserved=(TAG,), read=_llama, call=('{"name": "', '", "parameters": ', "}"))
+LLAMA = _lined(reserved=(TAG,), read=_llama, call=('{"name": "', '", "parameters": ', "}"))
 """A call is any text after the tag, and every JSON object in the text that has `name` and `parameters` (or
 `arguments`) or begins like a call. A call that does not parse extends to the end of the text, because its end is
 unknown."""
@@ -255,7 +253,7 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-XML = _ON_LINES(
+XML = _lined(
     reserved=(OPEN, CLOSE),
     read=_functions,
     call=(f"{OPEN}\n{FUNCTION}", ">\n", f"{END}\n{CLOSE}"),

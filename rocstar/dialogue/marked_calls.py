@@ -28,13 +28,20 @@ def typed(syntax: CallSyntax, text: str, first_id: int, specs: Iterable[ToolSpec
     taken = {name: spec.parameters.get("properties", {}) for spec in specs for name in (spec.name, *spec.aliases)}
 
     def read(tool: str, key: str, text: str) -> Any:
-        schema = taken.get(tool, {}).get(key, {})
-        kinds = [each.get("type") for each in (schema, *schema.get("anyOf", ()))]
+        kinds = {*_kinds(taken.get(tool, {}).get(key))}
         value, _, complaint = value_at(text)
-        return text if complaint or "string" in kinds or not any(kinds) else value
+        return text if complaint or not kinds or "string" in kinds else value
 
     each = (({key: read(call.tool, key, text) for key, text in call.arguments.items()}, call) for call in calls)
     return [replace(call, arguments=arguments) for arguments, call in each]
+
+
+def _kinds(schema: Any) -> Iterator[str]:
+    """The types that a schema names."""
+    if isinstance(schema, Mapping):
+        named = schema.get("type", ())
+        yield from (named,) if isinstance(named, str) else named
+        yield from (kind for each in schema.get("anyOf", ()) for kind in _kinds(each))
 
 
 def turn_of(syntax: CallSyntax, content: Sequence[Segment], calls: Calls) -> tuple[Segment, ...]:

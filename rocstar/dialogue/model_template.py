@@ -254,8 +254,7 @@ def load_model_template(
         template = replace(template, calls=calls, stop=stop)
         if len(tools) > 1 and tools[0].name in text_of(template.reply(["1"])):
             raise ConfigError(
-                f"the chat template of {folder} names the tool of each result, which works with one tool; give only "
-                f"one, or {INSTEAD}."
+                f"the chat template of {folder} names each result's tool, so give only one, or {INSTEAD}."
             )
         _check_history(template, tools, folder)
     return replace(template, reserved=_reserved(template))

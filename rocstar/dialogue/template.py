@@ -55,8 +55,7 @@ class Template(Protocol):
 
     @property
     def stop(self) -> str:
-        """The marker that ends an assistant turn; a single token in every tokenizer used. `answer_stop`, where a
-        template has one, ends those without calls."""
+        """The marker that ends an assistant turn; a single token in every tokenizer used."""
         ...
 
     @property
@@ -161,7 +160,7 @@ def prompt_of(template: Template, problem: Problem, tools: Sequence[ToolSpec]) -
 
 
 def end_of_answer(template: Template) -> str:
-    """The marker that ends a turn without calls."""
+    """The marker that ends a turn without calls: `answer_stop`, where a template has one."""
     return str(getattr(template, "answer_stop", template.stop))
 
 

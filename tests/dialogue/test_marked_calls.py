@@ -241,7 +241,7 @@ def test_one_call_a_turn_is_made_in_harmony_s_channels(tmp_path: Path) -> None:
     answer = [part for part in pieces(conversation_of(row), template, [PYTHON]) if part.learned]
     assert "".join(part.text for part in answer) == "<|channel|>final<|message|>42 <|end|><|return|>"
     other = ToolSpec(name="other", description="", parameters={"type": "object", "properties": {}})
-    with pytest.raises(ConfigError, match="names the tool of each result, which works with one tool"):
+    with pytest.raises(ConfigError, match="names each result's tool, so give only one"):
         load_model_template(tmp_path, [PYTHON, other])
     with pytest.raises(ConfigError, match=r"does not end what the assistant wrote with <\|return\|>"):
         template.next_question("And 7*8?")
@@ -273,14 +273,31 @@ def test_rows_end_calls_and_answers_as_the_template_does(tmp_path: Path) -> None
 
 
 def test_values_in_tags_get_the_types_of_the_tool_s_schema(tmp_path: Path) -> None:
-    kinds = {"n": {"type": "integer"}, "l": {"type": "array"}, "t": {"type": "string"}, "o": {}, "b": {"type": "null"}}
+    kinds: dict[str, Any] = {
+        "n": {"type": "integer"},
+        "l": {"type": "array"},
+        "t": {"type": "string"},
+        "o": {},
+        "b": {"type": "null"},
+    }
     either = {"either": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
-    spec = ToolSpec(name="f", description="", parameters={"type": "object", "properties": kinds | either})
-    given = {"n": "3", "l": '[1, {"a": 2}]', "t": "3", "o": "3", "b": "so", "either": "3", "unknown": "3"}
+    kinds |= either | {"open": True, "some": {"type": ["integer", "null"]}}
+    spec = ToolSpec(name="f", description="", parameters={"type": "object", "properties": kinds})
+    given = {
+        "n": "3",
+        "l": '[1, {"a": 2}]',
+        "t": "3",
+        "o": "3",
+        "b": "so",
+        "either": "3",
+        "unknown": "3",
+        "open": "3",
+        "some": "null",
+    }
     for syntax in (XML, SYNTAXES["glm"]):
         text = text_of(syntax.render("f", given)) + text_of(syntax.render("g", given))
         first, second = typed(syntax, text, 4, [spec])
-        assert first.arguments == given | {"n": 3, "l": [1, {"a": 2}]} and second.arguments == given
+        assert first.arguments == given | {"n": 3, "l": [1, {"a": 2}], "some": None} and second.arguments == given
         assert (first.id, second.id) == ("call_4", "call_5")
     assert typed(HERMES, text_of(HERMES.render("f", given)), 0, [spec])[0].arguments == given
 
