@@ -109,16 +109,36 @@ class Syntax:
         return *parts, ours(last)
 
 
-def _hermes(text: str) -> Iterator[Found]:
+def _in_turn(text: str, first: re.Pattern[str], call: Callable[[str, re.Match[str]], Found]) -> Iterator[Found]:
+    """The calls that begin with `first`, each after the end of the one before."""
     place = 0
-    while (begin := text.find(OPEN, place)) >= 0:
-        found = _block(text, begin)
+    while begin := first.search(text, place):
+        found = call(text, begin)
         yield found
         place = found.end
 
 
+def _block(text: str, tag: re.Match[str]) -> Found:
+    """The block that begins with this tag."""
+    begin, start = tag.span()
+    if body := _TO_CLOSE.match(text, start):
+        found = decoded(begin, body.end() + len(CLOSE), body[0])
+        if found.complaint is None:
+            return found
+    close = text.find(CLOSE, start)
+    if close < 0:
+        return Found(begin, len(text), text[start:], complaint=f"no {CLOSE} after {OPEN}")
+    following = text.find(OPEN, close)
+    close = text.rfind(CLOSE, close, len(text) if following < 0 else following)
+    return decoded(begin, close + len(CLOSE), text[start:close])
+
+
 _lined = partial(Syntax, turn=("", "\n", ""), said=(("", "\n"), ("", "")))
-HERMES = _lined(reserved=(OPEN, CLOSE), read=_hermes, call=(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}"))
+HERMES = _lined(
+    reserved=(OPEN, CLOSE),
+    read=partial(_in_turn, first=re.compile(OPEN), call=_block),
+    call=(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}"),
+)
 """`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates.
 
 A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last closing tag
@@ -130,21 +150,6 @@ answer."""
 def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
     """A call as the model should write it; `HERMES` reads it back."""
     return text_of(HERMES.render(tool, arguments))
-
-
-def _block(text: str, begin: int) -> Found:
-    """The block whose opening tag is at `begin`."""
-    start = begin + len(OPEN)
-    if body := _TO_CLOSE.match(text, start):
-        found = decoded(begin, body.end() + len(CLOSE), body[0])
-        if found.complaint is None:
-            return found
-    close = text.find(CLOSE, start)
-    if close < 0:
-        return Found(begin, len(text), text[start:], complaint=f"no {CLOSE} after {OPEN}")
-    following = text.find(OPEN, close)
-    close = text.rfind(CLOSE, close, len(text) if following < 0 else following)
-    return decoded(begin, close + len(CLOSE), text[start:close])
 
 
 def decoded(begin: int, end: int, raw: str) -> Found:
@@ -236,14 +241,6 @@ _FIRST, _INSIDE, _OUTER = (re.compile(each) for each in (f"{OPEN}|{FUNCTION}", f
 _PARAMETER = re.compile(r"<\s*parameter\s*=\s*([^>]*)>(.*?)(?:<\s*/\s*parameter\s*>|(?=<\s*parameter\s*=))", re.DOTALL)
 
 
-def _functions(text: str) -> Iterator[Found]:
-    place = 0
-    while begin := _FIRST.search(text, place):
-        found = _function(text, begin)
-        yield found
-        place = found.end
-
-
 def _as_parameters(arguments: Mapping[str, Any]) -> Iterator[Segment]:
     for name, value in arguments.items():
         yield from (ours("<parameter="), written(name), ours(">\n"), written(as_text(value)), ours("\n</parameter>\n"))
@@ -251,17 +248,6 @@ def _as_parameters(arguments: Mapping[str, Any]) -> Iterator[Segment]:
 
 def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-XML = _lined(
-    reserved=(OPEN, CLOSE),
-    read=_functions,
-    call=(f"{OPEN}\n{FUNCTION}", ">\n", f"{END}\n{CLOSE}"),
-    write=_as_parameters,
-)
-"""`<tool_call>` `<function=NAME>` `<parameter=KEY>` value `</parameter>` ... `</function>` `</tool_call>`, read as
-vLLM 0.32 does: a call ends at the first `</function>`, a value at the first `</parameter>` or where the next one
-begins, without one newline at each of its ends; the outer tags may be missing. All values are text."""
 
 
 def _function(text: str, first: re.Match[str]) -> Found:
@@ -284,6 +270,17 @@ def _function(text: str, first: re.Match[str]) -> Found:
         return Found(begin, outside, raw, complaint=f"no name between {FUNCTION} and >")
     arguments = {each[1]: _without_newlines(each[2]) for each in _PARAMETER.finditer(rest)}
     return Found(begin, outside, raw, {"name": name.strip(), "arguments": arguments})
+
+
+XML = _lined(
+    reserved=(OPEN, CLOSE),
+    read=partial(_in_turn, first=_FIRST, call=_function),
+    call=(f"{OPEN}\n{FUNCTION}", ">\n", f"{END}\n{CLOSE}"),
+    write=_as_parameters,
+)
+"""`<tool_call>` `<function=NAME>` `<parameter=KEY>` value `</parameter>` ... `</function>` `</tool_call>`, read as
+vLLM 0.32 does: a call ends at the first `</function>`, a value at the first `</parameter>` or where the next one
+begins, without one newline at each of its ends; the outer tags may be missing. All values are text."""
 
 
 def _without_newlines(value: str) -> str:
