@@ -144,7 +144,8 @@ def _as_tags(arguments: Mapping[str, Any]) -> Iterator[Segment]:
 _CHANNEL, _MESSAGE, _NEXT, _TO, _CALLED = "<|channel|>", "<|message|>", "<|end|><|start|>assistant", "to=", "<|call|>"
 FINAL = f"{_CHANNEL}final{_MESSAGE}"
 _SAID = re.compile(r"<\|message\|>(.*?)(?:<\|(?:end|call|return)\|>|\Z)", re.DOTALL)
-_NAMED = re.compile(rf"{_TO}functions\.([^\s<]+)")
+_TOLD = rf"(?: {_TO}functions\.([^\s<]+))?"
+_HEADER = re.compile(rf"(?:<\|start\|>assistant)?{_TOLD}<\|channel\|>[a-z]+{_TOLD}(?: ?(?:<\|constrain\|>)?\w+)? ?")
 _HEADERS = re.compile(r"(?:<\|start\|>assistant|<\|channel\|>\w*|<\|(?:message|end|return)\|>)+")
 
 
@@ -152,10 +153,11 @@ def _harmony(text: str) -> Iterator[Found]:
     """A call is a message whose header, in its role or its channel, names a function."""
     place = 0
     for said in _SAID.finditer(text):
-        if named := _NAMED.search(text, place, said.start()):
+        if _TO in (header := text[place : said.start()]):
+            named = _HEADER.fullmatch(header)
             arguments, _, complaint = value_at(said[1])
-            raw, body = text[place : said.end()], {"name": named[1], "arguments": arguments}
-            yield Found(place, said.end(), raw, body, complaint)
+            body = {"name": named and (named[1] or named[2]), "arguments": arguments}
+            yield Found(place, said.end(), text[place : said.end()], body, complaint)
         place = said.end()
 
 

@@ -120,6 +120,8 @@ def test_any_arguments_are_read_back(name: str, arguments: dict[str, str]) -> No
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{<｜tool▁call▁end｜>",
             "Expecting",
         ),
+        ("harmony", " to=functions.python<|channel|>\n<|message|>{}<|call|>", "'name' must be a string"),
+        ("harmony", "<|channel|>commentary to=functions.python<|message|>{", "Expecting"),
         ("glm", "<tool_call>python\n<arg_key>code</arg_key>", "no </tool_call>"),
         ("glm", "<tool_call>python\n<arg_key>code</arg_key></tool_call>", "a key without <arg_value>"),
         ("glm", "<tool_call>python<arg_key>a</arg_key><arg_value>1</tool_call>", "a key without <arg_value>"),
@@ -143,6 +145,16 @@ def name_of(syntax: Syntax) -> str:
     return next(name for name, one in SYNTAXES.items() if one is syntax)
 
 
+def has_headers(text: str) -> bool:
+    """Whether each message of this text in harmony's form has a header."""
+    *headers, rest = re.split(r"<\|message\|>.*?(?:<\|(?:end|call|return)\|>|\Z)", text, flags=re.DOTALL)
+    name = r" to=functions\.\w+"
+    sound = re.compile(rf"(?:{name})?<\|channel\|>[a-z]+(?:{name})?(?: [a-z]+)?")
+    begun = ["", *["<|start|>assistant"] * len(headers[1:])]
+    each = zip(headers, begun, strict=True)
+    return not rest and all(one.startswith(own) and sound.fullmatch(one.removeprefix(own)) for one, own in each)
+
+
 def garbled(rng: random.Random, syntax: Syntax) -> str:
     """A turn of two calls with some pieces left out and others put in."""
     text = text_of(turn_of(syntax, [written("So.")] * rng.randrange(2), TWO[: rng.randrange(1, 3)]))
@@ -158,7 +170,8 @@ def garbled(rng: random.Random, syntax: Syntax) -> str:
 @pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm", "harmony"])
 def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
     """What we call malformed, and tell the model so, vLLM may take with what is there: those are left out here, and so
-    is what vLLM reads worse: line ends amid DeepSeek's JSON, Mistral's mark amid a list, and marks in a string."""
+    is what vLLM reads worse: line ends amid DeepSeek's JSON, Mistral's mark amid a list, and marks in a string. Of
+    harmony's, texts are left out in which a message lacks its header: vLLM finds functions named "," there."""
     if not (python := os.environ.get("ROCSTAR_VLLM_PYTHON")):
         pytest.skip(
             "no vLLM environment: make one with scripts/vllm_env and name its interpreter in ROCSTAR_VLLM_PYTHON"
@@ -169,6 +182,7 @@ def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
     done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True)
     theirs = dict(zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True))
     clean = [text for text in texts if name != "list" or text.rfind("[TOOL_CALLS]") < text.find("{")]
+    clean = [text for text in clean if name != "harmony" or has_headers(text)]
     ours = {text: [list(one) for one in read(syntax, text)] for text in clean}
     sound = {text: calls for text, calls in ours.items() if all(isinstance(each[1], dict) for each in calls)}
     marks = [mark for mark in syntax.reserved if "arg_" not in mark and name != "harmony"]

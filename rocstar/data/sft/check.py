@@ -95,8 +95,8 @@ def check_roles(messages: Sequence[Message]) -> None:
             raise Refused(Refusal.ROLES, "messages", f"expected a message of role {expected}, got {message.role}")
         answers = message.role is Role.ASSISTANT
         calls, results = len(HERMES.parse(message.text)) if answers else 0, 0
-        marked = any(mark in message.content for mark in OPENINGS) or LLAMA.parse(message.content)
-        calls = None if answers and not calls and marked else calls
+        if answers and not calls and (any(mark in message.text for mark in OPENINGS) or LLAMA.parse(message.text)):
+            calls = None
         expected = Role.USER if answers else Role.ASSISTANT
     if turns[-1].role is not Role.ASSISTANT:
         raise Refused(Refusal.ROLES, "messages", "the last message must be the assistant's")
