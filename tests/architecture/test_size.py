@@ -15,24 +15,24 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2109, 17),
-    "agents": (1138, 6),
-    "analysis": (1943, 11),
+    "agents": (1141, 6),
+    "analysis": (1955, 11),
     "answers": (3515, 18),
     "cli": (3395, 23),
     "cluster": (858, 8),
     "config": (2188, 11),
-    "data": (4519, 24),
-    "dialogue": (1808, 11),
+    "data": (4524, 24),
+    "dialogue": (1845, 11),
     "engines": (4573, 24),
     "errors": (53, 1),
-    "evaluation": (3539, 21),
+    "evaluation": (3540, 21),
     "faults": (656, 4),
     "forecast": (2013, 9),
     "learning": (3406, 19),
     "parts": (1807, 10),
     "protocols": (290, 1),
-    "record": (3023, 17),
-    "rollout": (1850, 12),
+    "record": (3028, 17),
+    "rollout": (1848, 12),
     "run": (4714, 24),
     "sandbox": (8681, 47),
     "serving": (774, 6),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (622, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 589, 4222
+CLASSES, FUNCTIONS = 586, 4216
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 51_251}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 51_438}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

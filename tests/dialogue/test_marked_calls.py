@@ -148,8 +148,8 @@ def name_of(syntax: Syntax) -> str:
 def has_headers(text: str) -> bool:
     """Whether each message of this text in harmony's form has a header."""
     *headers, rest = re.split(r"<\|message\|>.*?(?:<\|(?:end|call|return)\|>|\Z)", text, flags=re.DOTALL)
-    name = r" to=functions\.\w+"
-    sound = re.compile(rf"(?:{name})?<\|channel\|>[a-z]+(?:{name})?(?: [a-z]+)?")
+    name, kind = r" to=functions\.\w+", "(?: [a-z]+)?"
+    sound = re.compile(rf"(?:{name})<\|channel\|>[a-z]+{kind}|<\|channel\|>[a-z]+(?:{name}{kind})?")
     begun = ["", *["<|start|>assistant"] * len(headers[1:])]
     each = zip(headers, begun, strict=True)
     return not rest and all(one.startswith(own) and sound.fullmatch(one.removeprefix(own)) for one, own in each)
