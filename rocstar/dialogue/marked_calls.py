@@ -62,8 +62,7 @@ _NAME = re.compile(rf"([^{{]*?)(?:{re.escape(ARGS)}|(?={{))\s*")
 
 
 def _mistral(text: str) -> Iterator[Found]:
-    """A call is what follows a mark, to the end of its JSON, whose strings may hold marks; an id and `[ARGS]` may be
-    missing."""
+    """A call goes from a mark to the end of its JSON, whose strings may hold marks; id and `[ARGS]` may be missing."""
     places, read = [mark.start() for mark in re.finditer(re.escape(TOOL_CALLS), text)], 0
     for begin, end in pairwise([*places, len(text)]):
         start = begin + len(TOOL_CALLS)

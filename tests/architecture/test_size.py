@@ -22,7 +22,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cluster": (858, 8),
     "config": (2188, 11),
     "data": (4524, 24),
-    "dialogue": (1845, 11),
+    "dialogue": (1844, 11),
     "engines": (4573, 24),
     "errors": (53, 1),
     "evaluation": (3540, 21),
