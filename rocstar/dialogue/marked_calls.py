@@ -161,8 +161,8 @@ def _harmony(text: str) -> Iterator[Found]:
 
 
 def without_channels(text: str) -> str:
-    """The text of harmony's messages without their headers; any other text as it is."""
-    return _HEADERS.sub("\n", text).strip("\n") if _CHANNEL in text else text
+    """What harmony's messages show: the final one, or all of them where there is none; any other text as it is."""
+    return _HEADERS.sub("\n", text.rpartition(FINAL)[2]).strip("\n") if _CHANNEL in text else text
 
 
 _DEEPSEEK = (_CALLS, _CALL, _SEP, _END, _ENDS)

@@ -278,8 +278,7 @@ def _call_syntax(source: ChatSource, folder: Path, own: Sequence[CallSyntax]) ->
     """The syntax of calls, and what follows a turn with one; if nothing does (GLM), what begins the results."""
     text = source.render([_USER, _calling(1, "probe", "1"), *_answers(1)], (), header=False)
     for syntax in (*own, HERMES, LLAMA, XML, *MARKED):
-        _, call, after = text.partition(text_of(syntax.render("probe", {"code": "1"})))
-        if call and (stop := _STOP.search(after)):
+        if stop := _STOP.search(text.partition(text_of(syntax.render("probe", {"code": "1"})))[2]):
             return syntax, stop[0]
     raise ConfigError(
         f"the chat template of {folder} writes a tool call as {text[-100:]!r}, which is in no syntax that is "

@@ -382,7 +382,8 @@ def _attempt(question: str, facts: Mapping[str, Any], messages: Sequence[Mapping
 
 def _message(message: Mapping[str, Any]) -> str:
     role = str(message["role"])
-    parts = [_block(role, role, message["content"])] if message["content"] else []
+    said = {"thinking": message.get("thinking"), role: message["content"]}
+    parts = [_block(role, label, content) for label, content in said.items() if content]
     for call in message.get("tool_calls", ()):
         parts.append(_block("call", f"calls {call['function']['name']}", _program(call["function"]["arguments"])))
     return "".join(parts)

@@ -22,7 +22,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cluster": (858, 8),
     "config": (2188, 11),
     "data": (4524, 24),
-    "dialogue": (1844, 11),
+    "dialogue": (1843, 11),
     "engines": (4573, 24),
     "errors": (53, 1),
     "evaluation": (3540, 21),
@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3406, 19),
     "parts": (1807, 10),
     "protocols": (290, 1),
-    "record": (3028, 17),
+    "record": (3029, 17),
     "rollout": (1848, 12),
     "run": (4714, 24),
     "sandbox": (8681, 47),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 51_438}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 51_452}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

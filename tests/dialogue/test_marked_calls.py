@@ -250,7 +250,7 @@ def test_one_call_a_turn_is_made_in_harmony_s_channels(tmp_path: Path) -> None:
         "<|end|><|start|>assistant"
     )
     assert made.turns[1].reply_ids.count(codec.token_id("<|end|>")) == 1
-    assert template.calls.strip(said[2]).split() == ["So.", "\\boxed{42}"]
+    assert [template.calls.strip(text) for text in said] == ["So.", "So.", "\\boxed{42}"]
     row = {"messages": [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "42 <|end|>"}]}
     answer = [part for part in pieces(conversation_of(row), template, [PYTHON]) if part.learned]
     assert "".join(part.text for part in answer) == "<|channel|>final<|message|>42 <|end|><|return|>"
