@@ -76,9 +76,8 @@ class Conversations:
         thread, given = self._answers.get(_key(chat.tools, chat.messages[:past]), (None, ()))
         if thread:
             texts = [message.content for message in chat.messages[past:]]  # one question, or results
-            is_reply = chat.messages[past].role is Role.TOOL
-            stop = template.stop if is_reply else end_of_answer(template)
-            follows = template.reply(texts) if is_reply else template.next_question(*texts)
+            follows = template.reply(texts) if chat.messages[past].role is Role.TOOL else template.next_question(*texts)
+            stop = template.stop if chat.messages[past].role is Role.TOOL else end_of_answer(template)
             check(text_of(follows))
             ids = (*given, *conversation.after(given, stop, follows))
         else:

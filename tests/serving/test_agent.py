@@ -88,6 +88,18 @@ def test_however_it_is_cut_the_text_outside_calls_is_shown_once(parts: list[str]
     assert TEMPLATE.stop not in shown
 
 
+def test_of_a_harmony_turn_the_answer_is_shown(tmp_path: Path) -> None:
+    template = loaded("harmony", tmp_path)
+    codec = byte_level(*template.reserved, "</s>")
+    call = ' to=functions.python<|channel|>commentary json<|message|>{"code": "1"}<|call|>'
+    answer = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>42<|return|>"
+    for text, shown in ((call, " "), (answer, "42")):
+        visible, ids, told = VisibleText(codec, template), codec.encode(text), ""
+        for end in range(1, len(ids) + 1):
+            told += visible.fresh(ids[:end])
+        assert told + visible.rest(ids) == shown
+
+
 def test_no_token_that_ends_an_answer_is_shown(tmp_path: Path) -> None:
     """GLM's template ends no answer: what ends one is what begins the next turn, one of several tokens."""
     template = loaded("glm", tmp_path)
