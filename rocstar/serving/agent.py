@@ -12,7 +12,6 @@ from rocstar.cluster.here import started_sandbox
 from rocstar.data.sft.format import Chat
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.marked_calls import OPENINGS
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.subject import LocalModel, find_subject, settings_in_force
@@ -210,7 +209,7 @@ class VisibleText:
         self._codec = codec
         self._ends = codec.stop_ids(template)  # GLM's answers end with what begins the next turn
         self._calls = template.calls
-        self._markers = (template.stop, *template.calls.reserved, *OPENINGS)
+        self._markers = (template.stop, *template.calls.reserved, *getattr(template.calls, "call", ())[:1])
         self._shown = 0
 
     def fresh(self, token_ids: Sequence[int]) -> str:
