@@ -32,7 +32,7 @@ from rocstar.config.sections import DataSection, TaskSection
 from rocstar.data.demonstrations import work_out
 from rocstar.data.problems import load_problems
 from rocstar.data.rows import read_rows
-from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.dialogue.calls import HERMES, render_call
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import Task
 from rocstar.run.tasks import checked_options
@@ -122,7 +122,7 @@ class Published(Task):
 
     def _shown(self, problem: Problem, program: str) -> Demonstration:
         text = render_call(self._tool_name, {"code": program})
-        result = work_out(parse_calls(text, first_id=0)[0])
+        result = work_out(HERMES.parse(text, first_id=0)[0])
         answer = DemoTurn(text=f"<answer>\\boxed{{{result.stdout.strip()}}}</answer>")
         return Demonstration(problem=problem, turns=(DemoTurn(text=text, results=(result,)), answer))
 
@@ -292,7 +292,7 @@ def _prints(program: str, answer: str) -> bool:
 
 
 def _run(program: str) -> str:
-    return work_out(parse_calls(render_call("python", {"code": program}), first_id=0)[0]).stdout.strip()
+    return work_out(HERMES.parse(render_call("python", {"code": program}), first_id=0)[0]).stdout.strip()
 
 
 def _shortest(number: str) -> str:

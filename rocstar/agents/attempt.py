@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from rocstar.agents.conversations import Answer, Conversations, Thread
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
+from rocstar.dialogue.marked_calls import typed
 from rocstar.dialogue.template import prompt_of
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool
@@ -184,7 +185,7 @@ class AgentAttempt:
         if not completion.token_ids:
             raise self._no_room(len(ids), len(ids))
         cut_completion, text = self._before(completion, stops)
-        calls = conversation.template.calls.parse(text, self._calls) if chat.tools else []
+        calls = typed(conversation.template.calls, text, self._calls, chat.tools) if chat.tools else []
         if not all(_is_sound(call) for call in calls):
             calls = []  # the agent reads the raw text
         self._calls += len(calls)
@@ -272,7 +273,7 @@ class AgentAttempt:
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""
         codec, ids = self._roller.codec, completion.token_ids
-        text = codec.decode(ids).removesuffix(self._roller.conversation.template.stop)
+        text = codec.decode(ids[:-1] if ids[-1:] and ids[-1] in self._roller.stop_token_ids else ids)
         shown, length = min(((text.find(stop), len(stop)) for stop in stops if stop and stop in text), default=(-1, 0))
         if shown < 0:
             return completion, text

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import tool_schema
+from rocstar.dialogue.template import end_of_answer, tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
 from rocstar.types import ToolCall, ToolResult, Turn
@@ -77,8 +77,9 @@ class Conversations:
         if thread:
             texts = [message.content for message in chat.messages[past:]]  # one question, or results
             follows = template.reply(texts) if chat.messages[past].role is Role.TOOL else template.next_question(*texts)
+            stop = template.stop if chat.messages[past].role is Role.TOOL else end_of_answer(template)
             check(text_of(follows))
-            ids = (*given, *conversation.after_tokens(given, follows))
+            ids = (*given, *conversation.after(given, stop, follows))
         else:
             parts = tuple(pieces(chat, template, chat.tools or ()))
             check("".join(part.text for part in parts))

@@ -41,6 +41,8 @@ class TurnSpan:
     """How the tool calls before it ended: "ok", "error" (one of them failed), None for the first completion."""
     ended: bool = False
     """Whether its last token is the one that ends a completion; a limit leaves none."""
+    called: bool = False
+    """Whether tool calls were read in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,8 @@ def _turns(turns: Sequence[Mapping[str, Any]], start: int) -> tuple[TurnSpan, ..
     found, after = [], None
     for turn in turns:
         end = start + turn["sampled_tokens"]
-        found.append(TurnSpan(start=start, end=end, after=after, ended=turn["finish"] == "stop"))
+        ended, called = turn["finish"] == "stop", bool(turn["calls"])
+        found.append(TurnSpan(start=start, end=end, after=after, ended=ended, called=called))
         start = end + turn["reply_tokens"]
         after = "error" if any(result["status"] != "ok" for result in turn["results"]) else "ok"
     return tuple(found)

@@ -29,6 +29,8 @@ from typing import Any
 
 from rocstar.analysis.attempts import Attempt, TurnSpan
 from rocstar.analysis.tally import share_of
+from rocstar.dialogue.calls import LLAMA
+from rocstar.dialogue.marked_calls import OPENINGS
 
 SHARE = 0.2  # of an attempt's tokens; paper §5.4
 NEAR = 32  # tokens of a completion that count as directly after the reply
@@ -36,9 +38,12 @@ RUN = 3  # marked tokens that make a run
 GAP = 2  # unmarked tokens that a run may hold between two marked ones
 MOST_WORDS = 20_000  # kept while counting, of all steps together
 
+_CALLS = "|".join(
+    re.escape(opens) + (rf".*?(?:{re.escape(closes)}|\Z)" if closes else ".*") for opens, closes in OPENINGS.items()
+)
 _BLOCK = re.compile(
-    r"(?P<call><tool_call>|\[TOOL_CALLS\]|<｜tool▁calls▁begin｜>).*?(?:</tool_call>|<｜tool▁calls▁end｜>|\Z)|"
-    r"(?P<answer><answer>).*?(?:</answer>|\Z)|<[|｜][^<|｜>\s]{1,40}[|｜]>|\[/?(?:ARGS|INST|[A-Z]+_[A-Z]+)\]|"
+    rf"(?P<call>{_CALLS})|"
+    r"(?P<answer><answer>).*?(?:</answer>|\Z)|<\|channel\|>\w+|<[|｜][^<|｜>\s]{1,40}[|｜]>|\[/?(?:ARGS|INST|[A-Z]+_[A-Z]+)\]|"
     r"</?(?:reason|think|tool_call|answer|tool_response|arg_key|arg_value)>",
     re.DOTALL,
 )
@@ -161,18 +166,21 @@ def enclosed(attempt: Attempt, turn: TurnSpan, piece: Piece) -> Iterator[tuple[i
     marks."""
     texts = [piece(token) for token in attempt.token_ids[turn.start : turn.end]]
     ends = list(accumulate(map(len, texts)))
-    for begin, end, kind in blocks("".join(texts)):
+    for begin, end, kind in blocks("".join(texts), called=turn.called):
         first, last = bisect_right(ends, begin), bisect_left(ends, end)
         yield from ((turn.start + number, kind) for number in range(first, last + 1))
     if turn.ended and turn.end > turn.start:
         yield turn.end - 1, TokenKind.MARK
 
 
-def blocks(text: str) -> Iterator[tuple[int, int, TokenKind]]:
-    """Where calls, answers and marks stand in the text of a completion; a block never closed goes to its end."""
+def blocks(text: str, *, called: bool = False) -> Iterator[tuple[int, int, TokenKind]]:
+    """Where calls, answers and marks stand in the text of a completion; a block never closed goes to its end. called:
+    calls were read in it, Llama's perhaps, which are JSON without marks."""
     for found in _BLOCK.finditer(text):
         kind = TokenKind.CALL if found["call"] else TokenKind.ANSWER if found["answer"] else TokenKind.MARK
         yield found.start(), found.end(), kind
+    for call in LLAMA.read(text) if called and not any(mark in text for mark in OPENINGS) else ():
+        yield call.begin, call.end, TokenKind.CALL
 
 
 def turn_of(attempt: Attempt, place: int) -> TurnSpan:

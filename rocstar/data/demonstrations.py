@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 
 from rocstar.data.arithmetic import FAMILIES, Chain, Family
-from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.dialogue.calls import HERMES, render_call
 from rocstar.errors import ConfigError
 from rocstar.types import Demonstration, DemoTurn, Problem, Status, ToolCall, ToolResult, seed_for
 
@@ -164,7 +164,7 @@ def perform(plan: DemonstrationPlan, tool_name: str = "python") -> Demonstration
     output = ""
     for n, code in enumerate(plan.codes):
         text = render_call(tool_name, {"code": code.replace("{out}", output)})
-        result = work_out(parse_calls(text, first_id=n)[0])
+        result = work_out(HERMES.parse(text, first_id=n)[0])
         turns.append(DemoTurn(text=text, results=(result,)))
         output = "" if result.is_error else result.stdout.strip()
     final = plan.final or output or plan.guess

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from rocstar.dialogue.segments import Author, Segment, json_segments, ours, text_of
+from rocstar.dialogue.segments import Author, Segment, json_segments, ours, text_of, written
 from rocstar.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -55,64 +56,71 @@ class Found:
     body: Any = None
     complaint: str | None = None
     """Why `raw` is not JSON; None if `body` is its value."""
+    field: str = "arguments"
+    """The key of the call's arguments."""
 
 
-class HermesCalls:
-    """`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates."""
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+"""Name and arguments of each."""
 
-    reserved = (OPEN, CLOSE)
+
+def as_json(arguments: Mapping[str, Any]) -> Iterable[Segment]:
+    return json_segments(dict(arguments), Author.ASSISTANT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Syntax:
+    """A CallSyntax by its texts and its reader."""
+
+    reserved: tuple[str, ...]
+    read: Callable[[str], Iterator[Found]]
+    """The calls of a text, in order, malformed ones included."""
+    call: tuple[str, str, str]
+    """Text before the name of a call, between name and arguments, and after them."""
+    turn: tuple[str, str, str] = ("", "", "")
+    """Text before the first call of a turn, between two calls, and after the last."""
+    write: Callable[[Mapping[str, Any]], Iterable[Segment]] = as_json
+    """Writes the arguments."""
+    said: tuple[tuple[str, str], tuple[str, str]] = (("", ""), ("", ""))
+    """Text around what is said before calls, and around an answer."""
+    shown: Callable[[str], str] = str
+    """What people see of a text without calls."""
 
     def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        return parse_calls(text, first_id)
-
-    def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
-        body = json_segments({"name": tool, "arguments": dict(arguments)}, Author.ASSISTANT)
-        return ours(f"{OPEN}\n"), *body, ours(f"\n{CLOSE}")
+        return [call_from(found, f"call_{first_id + n}") for n, found in enumerate(self.read(text))]
 
     def strip(self, text: str) -> str:
-        return without(text, _blocks(text))
+        pieces, place = [], 0
+        for found in self.read(text):
+            pieces.append(text[place : found.begin])
+            place = found.end
+        return self.shown("".join((*pieces, text[place:])))
+
+    def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
+        return self.together([(tool, arguments)])
+
+    def together(self, calls: Calls) -> tuple[Segment, ...]:
+        """All calls of one turn."""
+        (before, middle, after), (first, between, last) = self.call, self.turn
+        parts = [ours(first)]
+        for place, (tool, arguments) in enumerate(calls):
+            name = written(json.dumps(tool, ensure_ascii=False)[1:-1])
+            parts += [ours(between * bool(place) + before), name, ours(middle), *self.write(arguments), ours(after)]
+        return *parts, ours(last)
 
 
-HERMES = HermesCalls()
-
-
-def parse_calls(text: str, first_id: int = 0) -> list[ToolCall]:
-    """The tool calls of one completion, in order, malformed ones included.
-
-    Ids are `call_<first_id>`, `call_<first_id + 1>` ...; pass the number of calls seen before so that they stay unique
-    in a trajectory. A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last
-    closing tag before the next opening one, an unclosed one at the end of the text. Time is linear in the text. Source:
-    paper §2.1 (parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such a
-    turn as an answer.
-    """
-    return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_blocks(text))]
-
-
-def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the model should write it; `parse_calls` reads it back."""
-    return text_of(HERMES.render(tool, arguments))
-
-
-def without(text: str, calls: Iterable[Found]) -> str:
-    """The text without these calls, which are in order."""
-    pieces, place = [], 0
-    for found in calls:
-        pieces.append(text[place : found.begin])
-        place = found.end
-    return "".join((*pieces, text[place:]))
-
-
-def _blocks(text: str) -> Iterator[Found]:
+def _in_turn(text: str, first: re.Pattern[str], call: Callable[[str, re.Match[str]], Found]) -> Iterator[Found]:
+    """The calls that begin with `first`, each after the end of the one before."""
     place = 0
-    while (begin := text.find(OPEN, place)) >= 0:
-        found = _block(text, begin)
+    while begin := first.search(text, place):
+        found = call(text, begin)
         yield found
         place = found.end
 
 
-def _block(text: str, begin: int) -> Found:
-    """The block whose opening tag is at `begin`."""
-    start = begin + len(OPEN)
+def _block(text: str, tag: re.Match[str]) -> Found:
+    """The block that begins with this tag."""
+    begin, start = tag.span()
     if body := _TO_CLOSE.match(text, start):
         found = decoded(begin, body.end() + len(CLOSE), body[0])
         if found.complaint is None:
@@ -123,6 +131,25 @@ def _block(text: str, begin: int) -> Found:
     following = text.find(OPEN, close)
     close = text.rfind(CLOSE, close, len(text) if following < 0 else following)
     return decoded(begin, close + len(CLOSE), text[start:close])
+
+
+_lined = partial(Syntax, turn=("", "\n", ""), said=(("", "\n"), ("", "")))
+HERMES = _lined(
+    reserved=(OPEN, CLOSE),
+    read=partial(_in_turn, first=re.compile(OPEN), call=_block),
+    call=(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}"),
+)
+"""`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates.
+
+A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last closing tag
+before the next opening one, an unclosed one at the end of the text. Time is linear in the text. Source: paper §2.1
+(parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such a turn as an
+answer."""
+
+
+def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
+    """A call as the model should write it; `HERMES` reads it back."""
+    return text_of(HERMES.render(tool, arguments))
 
 
 def decoded(begin: int, end: int, raw: str) -> Found:
@@ -142,12 +169,12 @@ def value_at(text: str, start: int | None = None) -> tuple[Any, int, str | None]
     return value, end, None
 
 
-def call_from(found: Found, call_id: str, field: str) -> ToolCall:
-    """`field` is the key of the call's arguments. An error in it becomes `parse_error`."""
-    complaint = found.complaint or _complaint(found.body, field)
+def call_from(found: Found, call_id: str) -> ToolCall:
+    """An error in the call becomes `parse_error`."""
+    complaint = found.complaint or _complaint(found.body, found.field)
     if complaint:
         return ToolCall(id=call_id, tool="", arguments={}, raw=found.raw, parse_error=FAILED + complaint)
-    return ToolCall(id=call_id, tool=found.body["name"], arguments=found.body[field], raw=found.raw)
+    return ToolCall(id=call_id, tool=found.body["name"], arguments=found.body[found.field], raw=found.raw)
 
 
 def _complaint(body: Any, field: str) -> str | None:
@@ -171,27 +198,7 @@ _START = re.compile(rf'{re.escape(TAG)}[\s\[]*+|(?=\{{\s*+"(?:[^"\\\n]++|\\.)*+"
 _CALLING = re.compile(r'\{\s*"(?:(?:name|parameters|arguments)"\s*:|type"\s*:\s*"function")')
 
 
-class LlamaCalls:
-    """A call is any text after the tag, and every JSON object in the text that has `name` and `parameters` (or
-    `arguments`) or begins like a call. A call that does not parse extends to the end of the text, because its end is
-    unknown."""
-
-    reserved = (TAG,)
-
-    def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        return [call_from(found, f"call_{first_id + n}", _field(found.body)) for n, found in enumerate(_found(text))]
-
-    def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
-        return tuple(json_segments({"name": tool, "parameters": dict(arguments)}, Author.ASSISTANT))
-
-    def strip(self, text: str) -> str:
-        return without(text, _found(text))
-
-
-LLAMA = LlamaCalls()
-
-
-def _found(text: str) -> Iterator[Found]:
+def _llama(text: str) -> Iterator[Found]:
     place = failures = 0
     while start := _START.search(text, place):
         begin = start.end()
@@ -210,10 +217,16 @@ def _found(text: str) -> Iterator[Found]:
             complaint = str(error)
         else:
             if sure or ("name" in body and _field(body) in body):
-                yield Found(start.start(), place, text[begin:place], body)
+                yield Found(start.start(), place, text[begin:place], body, field=_field(body))
             continue
         yield Found(start.start(), len(text), text[begin:], complaint=complaint)
         return
+
+
+LLAMA = _lined(reserved=(TAG,), read=_llama, call=('{"name": "', '", "parameters": ', "}"))
+"""A call is any text after the tag, and every JSON object in the text that has `name` and `parameters` (or
+`arguments`) or begins like a call. A call that does not parse extends to the end of the text, because its end is
+unknown."""
 
 
 def _field(body: Any) -> str:
@@ -228,36 +241,13 @@ _FIRST, _INSIDE, _OUTER = (re.compile(each) for each in (f"{OPEN}|{FUNCTION}", f
 _PARAMETER = re.compile(r"<\s*parameter\s*=\s*([^>]*)>(.*?)(?:<\s*/\s*parameter\s*>|(?=<\s*parameter\s*=))", re.DOTALL)
 
 
-class XmlCalls:
-    """`<tool_call>` `<function=NAME>` `<parameter=KEY>` value `</parameter>` ... `</function>` `</tool_call>`, read as
-    vLLM 0.32 does: a call ends at the first `</function>`, a value at the first `</parameter>` or where the next one
-    begins, without one newline at each of its ends; the outer tags may be missing. All values are text."""
-
-    reserved = (OPEN, CLOSE)
-
-    def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_functions(text))]
-
-    def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
-        parts = [ours(f"{OPEN}\n"), Segment(f"{FUNCTION}{tool}>\n", Author.ASSISTANT)]
-        for name, value in arguments.items():
-            written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            parts.append(Segment(f"<parameter={name}>\n{written}\n</parameter>\n", Author.ASSISTANT))
-        return *parts, Segment(END, Author.ASSISTANT), ours(f"\n{CLOSE}")
-
-    def strip(self, text: str) -> str:
-        return without(text, _functions(text))
+def _as_parameters(arguments: Mapping[str, Any]) -> Iterator[Segment]:
+    for name, value in arguments.items():
+        yield from (ours("<parameter="), written(name), ours(">\n"), written(as_text(value)), ours("\n</parameter>\n"))
 
 
-XML = XmlCalls()
-
-
-def _functions(text: str) -> Iterator[Found]:
-    place = 0
-    while begin := _FIRST.search(text, place):
-        found = _function(text, begin)
-        yield found
-        place = found.end
+def as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _function(text: str, first: re.Match[str]) -> Found:
@@ -280,6 +270,17 @@ def _function(text: str, first: re.Match[str]) -> Found:
         return Found(begin, outside, raw, complaint=f"no name between {FUNCTION} and >")
     arguments = {each[1]: _without_newlines(each[2]) for each in _PARAMETER.finditer(rest)}
     return Found(begin, outside, raw, {"name": name.strip(), "arguments": arguments})
+
+
+XML = _lined(
+    reserved=(OPEN, CLOSE),
+    read=partial(_in_turn, first=_FIRST, call=_function),
+    call=(f"{OPEN}\n{FUNCTION}", ">\n", f"{END}\n{CLOSE}"),
+    write=_as_parameters,
+)
+"""`<tool_call>` `<function=NAME>` `<parameter=KEY>` value `</parameter>` ... `</function>` `</tool_call>`, read as
+vLLM 0.32 does: a call ends at the first `</function>`, a value at the first `</parameter>` or where the next one
+begins, without one newline at each of its ends; the outer tags may be missing. All values are text."""
 
 
 def _without_newlines(value: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from rocstar.dialogue.segments import Author, Segment
-from rocstar.dialogue.template import ChatMl, Template
+from rocstar.dialogue.template import ChatMl, Template, end_of_answer
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files, read_tokenizer, without_prefix_spaces
 from rocstar.errors import ConfigError
 
@@ -108,9 +108,8 @@ class Codec:
     def stop_ids(self, template: Template) -> tuple[int, ...]:
         """Every token that ends an assistant turn: the template's stop marker first, then the end-of-sequence tokens
         named by the tokenizer and by the model's generation_config.json and config.json. Raises ConfigError."""
-        named = self._files.eos_token
-        known = [self.token_id(template.stop), *([self.token_id(named)] if named else []), *self._files.eos_ids]
-        return tuple(dict.fromkeys(known))
+        named = filter(None, (template.stop, end_of_answer(template), self._files.eos_token))
+        return tuple(dict.fromkeys((*map(self.token_id, named), *self._files.eos_ids)))
 
     def save(self, folder: Path | str, template: Template) -> None:
         """Write tokenizer.json, tokenizer_config.json and generation_config.json, so that transformers and vLLM load

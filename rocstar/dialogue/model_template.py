@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rocstar.dialogue.calls import HERMES, LLAMA, XML, CallSyntax
-from rocstar.dialogue.marked_calls import ID, MARKED
+from rocstar.dialogue.marked_calls import ID, MARKED, turn_of
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
 from rocstar.dialogue.template import MODEL_PREAMBLE, Turns, tool_schema, with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
@@ -166,6 +166,7 @@ class ModelTemplate:
     schemas: tuple[Mapping[str, Any], ...]
     """Of the recipe's tools, shown in the example conversations that replies are cut from."""
     stop: str
+    answer_stop: str
     reserved: tuple[str, ...]
     calls: CallSyntax
     preamble: str
@@ -190,16 +191,15 @@ class ModelTemplate:
         return _segments(self.source.render([*messages, self._user(question)], schemas, header=True))
 
     def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
-        answers = [
-            {"role": "tool", "name": "python", "tool_call_id": ID, "content": _marked(text)} for text in tool_texts
-        ]
+        name = self.schemas[0]["function"]["name"] if self.schemas else "python"
+        answers = [{"role": "tool", "name": name, "tool_call_id": ID, "content": _marked(text)} for text in tool_texts]
         try:
-            return self._after([_USER, _calling(len(answers)), *answers])
+            return self._after(self.stop, [_USER, _calling(len(answers), name), *answers])
         except ConfigError:  # Llama's allows a single call a turn, however many answers follow
-            return self._after([_USER, _calling(1), *answers])
+            return self._after(self.stop, [_USER, _calling(1, name), *answers])
 
     def next_question(self, question: str) -> tuple[Segment, ...]:
-        return self._after([_USER, {"role": "assistant", "content": PROBE}, self._user(question)])
+        return self._after(self.answer_stop, [_USER, {"role": "assistant", "content": PROBE}, self._user(question)])
 
     def chat(self) -> ModelTemplate:
         return replace(self, preamble="")
@@ -207,16 +207,16 @@ class ModelTemplate:
     def _user(self, question: str) -> dict[str, str]:
         return {"role": "user", "content": self.preamble + _marked(question)}
 
-    def _after(self, messages: Sequence[Any]) -> tuple[Segment, ...]:
+    def _after(self, stop: str, messages: Sequence[Any]) -> tuple[Segment, ...]:
         """The rendered text after the stop marker of the completion with the last PROBE."""
         text = self.source.render(messages, self.schemas, header=True)
-        end = text.find(self.stop, text.rfind(PROBE))
+        end = text.find(stop, text.rfind(PROBE))
         if PROBE not in text or end < 0:
             raise ConfigError(
-                f"the model's chat template does not end what the assistant wrote with {self.stop}, so "
+                f"the model's chat template does not end what the assistant wrote with {stop}, so "
                 "no question can follow; ask it in a conversation of its own."
             )
-        return _segments(text[end + len(self.stop) :])
+        return _segments(text[end + len(stop) :])
 
 
 def load_model_template(
@@ -232,11 +232,12 @@ def load_model_template(
     template without support for tools is extended (`with_tools`). Raises ConfigError if it writes calls in an
     unsupported syntax, or rewrites text before a reply."""
     source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools), options=options)
-    stop = _stop(source, folder, tools)
+    stop = _answer_stop(source, folder)
     template = ModelTemplate(
         source=source,
         schemas=tuple(tool_schema(spec) for spec in tools),
         stop=stop,
+        answer_stop=stop,
         reserved=(stop,),
         calls=HERMES,
         preamble=MODEL_PREAMBLE if preamble is None else preamble,
@@ -249,7 +250,12 @@ def load_model_template(
                 f"the chat template of {folder} does not show tools; {INSTEAD}, or no tools at all "
                 "(rollout.max_turns = 1)."
             )
-        template = replace(template, calls=_call_syntax(template.source, folder, syntaxes))
+        calls, stop = _call_syntax(template.source, folder, syntaxes)
+        template = replace(template, calls=calls, stop=stop)
+        if len(tools) > 1 and tools[0].name in text_of(template.reply(["1"])):
+            raise ConfigError(
+                f"the chat template of {folder} names each result's tool, so give only one, or {INSTEAD}."
+            )
         _check_history(template, tools, folder)
     return replace(template, reserved=_reserved(template))
 
@@ -258,27 +264,22 @@ def _shows(template: ModelTemplate, tools: Sequence[ToolSpec]) -> bool:
     return text_of(template.opening("Q", tools)) != text_of(template.opening("Q", ()))
 
 
-def _stop(source: ChatSource, folder: Path, tools: Sequence[ToolSpec]) -> str:
-    """What follows an assistant turn; if nothing does (GLM), what begins the next one."""
-    text = source.render([_USER, {"role": "assistant", "content": PROBE}], (), header=False)
-    found = _STOP.search(text, text.rfind(PROBE) + 1) if PROBE in text else None
-    if not found and PROBE in text:
-        before, after = ([_USER, _calling(1)], _answers(1)) if tools else ([_USER], [_USER])
-        begun = len(source.render(before, (), header=False))
-        found = _STOP.search(source.render([*before, *after], (), header=False), begun)
+def _answer_stop(source: ChatSource, folder: Path) -> str:
+    """What follows an answer; if nothing does (GLM), what begins the next question."""
+    answer = {"role": "assistant", "content": PROBE}
+    texts = (source.render([_USER, answer, *more], (), header=False) for more in ([], [_USER]))
+    found = next(filter(None, (_STOP.search(text, text.rfind(PROBE) + 1) for text in texts if PROBE in text)), None)
     if not found:
         raise ConfigError(f"the chat template of {folder} writes nothing after an assistant turn that would end it.")
     return found[0]
 
 
-def _call_syntax(source: ChatSource, folder: Path, own: Sequence[CallSyntax]) -> CallSyntax:
-    arguments = {"code": "1"}
-    function = {"name": "probe", "arguments": arguments}
-    calling = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type": "function", "function": function}]}
-    text = source.render([_USER, calling], (), header=False)
+def _call_syntax(source: ChatSource, folder: Path, own: Sequence[CallSyntax]) -> tuple[CallSyntax, str]:
+    """The syntax of calls, and what follows a turn with one; if nothing does (GLM), what begins the results."""
+    text = source.render([_USER, _calling(1, "probe", "1"), *_answers(1)], (), header=False)
     for syntax in (*own, HERMES, LLAMA, XML, *MARKED):
-        if text_of(syntax.render("probe", arguments)) in text:
-            return syntax
+        if stop := _STOP.search(text.partition(text_of(syntax.render("probe", {"code": "1"})))[2]):
+            return syntax, stop[0]
     raise ConfigError(
         f"the chat template of {folder} writes a tool call as {text[-100:]!r}, which is in no syntax that is "
         f"read here (docs/dialogue.md); {INSTEAD}."
@@ -291,6 +292,8 @@ def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: P
     opening = text_of(template.opening("Q", tools))
     for thought in _thoughts(template, tools):
         for width in (1, 2):
+            if template.stop in text_of(turn_of(template.calls, (), [("python", {"code": "1"})] * width)):
+                continue  # a call ends the turn
             reply = template.stop + text_of(template.reply(["1"] * width))
             call = text_of(template.calls.render("python", {"code": "1"}))
             tried = [
@@ -300,7 +303,9 @@ def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: P
             tried += _written(template, opening, thought, width)
             for completion in tried:
                 texts = _rendered(template, thought, completion, width)
-                if opening + (completion + reply) * 2 in texts or (thought == "So." and _lacks_text(texts)):
+                # Older templates of Mistral's have no place for text before calls: it stays as it was sampled.
+                lacks_text = thought == "So." and len(texts) == 1 and thought not in texts[0]
+                if lacks_text or opening + (completion + reply) * 2 in texts:
                     break
             else:
                 raise ConfigError(
@@ -319,12 +324,6 @@ def _written(template: ModelTemplate, opening: str, thought: str, width: int) ->
     return [completion] if same and len(template.calls.parse(completion)) == width else []
 
 
-def _lacks_text(texts: Sequence[str]) -> bool:
-    """Whether the template renders calls as objects alone, and has no place for text before them (older Mistral's):
-    what a model writes there stays as it was sampled."""
-    return len(texts) == 1 and "So." not in texts[0]
-
-
 def _thoughts(template: ModelTemplate, tools: Sequence[ToolSpec]) -> list[str]:
     """Possible beginnings of a completion: no thoughts if the opening holds empty ones, their end if it opens them."""
     opening = text_of(template.opening("Q", tools)).rstrip()
@@ -337,9 +336,7 @@ def _thoughts(template: ModelTemplate, tools: Sequence[ToolSpec]) -> list[str]:
 def _rendered(template: ModelTemplate, thought: str, completion: str, width: int) -> list[str]:
     """The conversation as the template renders it, with calls as objects and with calls as text; only the latter if it
     refuses so many at once."""
-    function = {"name": "python", "arguments": {"code": "1"}}
-    call = {"id": ID, "type": "function", "function": function}
-    as_objects = {"role": "assistant", "content": thought, "tool_calls": [call] * width}
+    as_objects = _calling(width, code="1") | {"content": thought}
     answers = _answers(width)
     texts = []
     for assistant in (as_objects, {"role": "assistant", "content": completion}):
@@ -357,11 +354,11 @@ def _reserved(template: ModelTemplate) -> tuple[str, ...]:
     plain = [{"role": "assistant", "content": "A"}, _USER]
     conversation = [_USER, *([_calling(1), *_answers(1)] if template.schemas else plain)]
     own = template.source.render(conversation, (), header=False)
-    return tuple(dict.fromkeys((template.stop, *template.calls.reserved, *_TAG.findall(own))))
+    return tuple(dict.fromkeys((template.stop, template.answer_stop, *template.calls.reserved, *_TAG.findall(own))))
 
 
-def _calling(count: int) -> dict[str, Any]:
-    function = {"name": "python", "arguments": {"code": PROBE}}
+def _calling(count: int, name: str = "python", code: str = PROBE) -> dict[str, Any]:
+    function = {"name": name, "arguments": {"code": code}}
     call = {"id": ID, "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call] * count}
 

@@ -159,6 +159,11 @@ def prompt_of(template: Template, problem: Problem, tools: Sequence[ToolSpec]) -
     return template.opening(problem.question, tools, problem.system, problem.earlier)
 
 
+def end_of_answer(template: Template) -> str:
+    """The marker that ends a turn without calls: `answer_stop`, where a template has one."""
+    return str(getattr(template, "answer_stop", template.stop))
+
+
 def tool_schema(spec: ToolSpec) -> dict[str, Any]:
     """A tool as OpenAI-style function schema, the form `apply_chat_template(tools=...)` takes."""
     function = {"name": spec.name, "description": spec.description, "parameters": _plain(spec.parameters)}

@@ -32,7 +32,7 @@ class OneTurn:
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         stop = Stop.ANSWERED if completion.finish is Finish.STOP else Stop.MAX_TOKENS
-        return Reply(calls=tuple(self.conversation.calls(completion, 0)), stop=stop)
+        return Reply(calls=tuple(self.conversation.calls(completion, 0, specs_of(self.problem))), stop=stop)
 
     async def close(self) -> None:
         pass

@@ -27,6 +27,7 @@ from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 from rocstar.dialogue.feedback import feedback_text
+from rocstar.dialogue.marked_calls import FINAL, without_channels
 from rocstar.errors import DataError
 from rocstar.record.atomic import NEW, plain
 from rocstar.record.rollouts import result_of, without_end
@@ -120,12 +121,14 @@ def whole(row: Row) -> Row:
 def _assistant(text: str, turn: Mapping[str, Any]) -> Message:
     calls = turn["calls"]
     if not calls or any(call["parse_error"] for call in calls):
-        return {"role": "assistant", "content": without_end(text)}
+        thought, final, answer = without_end(text).rpartition(FINAL)
+        thinking = {"thinking": without_channels(thought)} if final and thought else {}
+        return {"role": "assistant", "content": answer, **thinking}
     start, end = next((start, end) for start, end, call in turn["segments"] if call == 0)
     before = text[:start] if start < end else without_end(text)  # without a call in the text
     functions = [{"name": call["tool"], "arguments": json.dumps(call["arguments"])} for call in calls]
     tool_calls = [{"id": c["id"], "type": "function", "function": f} for c, f in zip(calls, functions, strict=True)]
-    return {"role": "assistant", "content": before, "tool_calls": tool_calls}
+    return {"role": "assistant", "content": without_channels(before), "tool_calls": tool_calls}
 
 
 class Origin(NamedTuple):
@@ -379,7 +382,8 @@ def _attempt(question: str, facts: Mapping[str, Any], messages: Sequence[Mapping
 
 def _message(message: Mapping[str, Any]) -> str:
     role = str(message["role"])
-    parts = [_block(role, role, message["content"])] if message["content"] else []
+    said = {"thinking": message.get("thinking"), role: message["content"]}
+    parts = [_block(role, label, content) for label, content in said.items() if content]
     for call in message.get("tool_calls", ()):
         parts.append(_block("call", f"calls {call['function']['name']}", _program(call["function"]["arguments"])))
     return "".join(parts)

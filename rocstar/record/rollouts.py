@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rocstar.dialogue.marked_calls import CALL_MARKS, OPENINGS
 from rocstar.errors import DataError
 from rocstar.record.atomic import plain, whole_file, write_atomic
 from rocstar.record.folder import RunFolder
@@ -99,8 +100,9 @@ LATER_COLUMNS = ("old_logprobs", "format_facts", "prompt_messages")
 Row = dict[str, Any]
 """One attempt, as returned by `decoded`."""
 
-_TURN_END = re.compile(r"(?:(?:<[|｜](?!tool▁)[^|｜<>]*[|｜]>|</s>|<end_of_turn>)\s*)+$")
-_CALL_OPENS = re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<[^<>]{1,40}>\Z|\[TOOL_CALLS\]\Z")
+_MARKS, _OPENS = ("|".join(map(re.escape, marks)) for marks in (CALL_MARKS, OPENINGS))
+_TURN_END = re.compile(rf"(?:(?:(?!{_MARKS})<[|｜][^|｜<>]*[|｜]>|</s>|<end_of_turn>)\s*)+$")
+_CALL_OPENS = re.compile(rf"(?:(?:{_OPENS})\s*)?<[^<>]{{1,40}}>\Z|(?:{_OPENS})\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

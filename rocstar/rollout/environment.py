@@ -6,15 +6,16 @@ service raises an exception."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.marked_calls import typed
 from rocstar.dialogue.segments import Segment, ours
 from rocstar.dialogue.template import Template, prompt_of
 from rocstar.errors import EngineUnavailable
-from rocstar.protocols import AttemptTool, Environment, Reply, Tool
+from rocstar.protocols import AttemptTool, Environment, Reply, Tool, ToolSpec
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, Turn, seed_for
 
@@ -52,19 +53,15 @@ class Conversation:
         """All tools of an attempt, `own` ones included, by every name they can be called by."""
         return {name: tool for tool in (*self.tools, *own) for name in (*tool.spec.aliases, tool.spec.name)}
 
-    def calls(self, completion: Completion, first_id: int) -> list[ToolCall]:
-        return self.template.calls.parse(self.codec.decode(completion.token_ids), first_id)
+    def calls(self, completion: Completion, first_id: int, specs: Iterable[ToolSpec]) -> list[ToolCall]:
+        return typed(self.template.calls, self.codec.decode(completion.token_ids), first_id, specs)
 
-    def after(self, completion: Completion, segments: Sequence[Segment]) -> tuple[int, ...]:
-        """The tokens of a reply to a completion."""
-        return self.after_tokens(completion.token_ids, segments)
-
-    def after_tokens(self, written: Sequence[int], segments: Sequence[Segment]) -> tuple[int, ...]:
-        """The same, after tokens that end with a completion. If their last token is not the template's stop marker (but
-        an end-of-sequence token of the model), the marker is inserted first, so that the conversation stays well
-        formed."""
-        ended = tuple(written[-1:]) == self.ids([ours(self.template.stop)])
-        return self.ids(segments if ended else (ours(self.template.stop), *segments))
+    def after(self, written: Sequence[int], stop: str, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """The tokens of a reply or a question, after tokens that end with a completion. If their last token is not
+        `stop` (but an end-of-sequence token of the model), that marker is inserted first, so that the conversation
+        stays well formed."""
+        ended = tuple(written[-1:]) == self.ids([ours(stop)])
+        return self.ids(segments if ended else (ours(stop), *segments))
 
 
 class ToolEnvironment:
@@ -102,7 +99,7 @@ class ToolEnvironment:
         self._used_tokens += len(completion.token_ids)
         if completion.finish is not Finish.STOP:
             return Reply(stop=Stop.MAX_TOKENS)
-        calls = self._conversation.calls(completion, self._calls)
+        calls = self._conversation.calls(completion, self._calls, [tool.spec for tool in self._tools])
         if not calls:
             return Reply(stop=Stop.ANSWERED)
         if self._turns >= self._limits.max_turns:
@@ -110,7 +107,8 @@ class ToolEnvironment:
         self._calls += len(calls)
         results = await self._run_all(calls)
         texts = [self._conversation.feedback(result) for result in results]
-        ids = self._conversation.after(completion, self._conversation.template.reply(texts))
+        template = self._conversation.template
+        ids = self._conversation.after(completion.token_ids, template.stop, template.reply(texts))
         if self._used_tokens + len(ids) >= self._limits.max_response_tokens:
             return Reply(calls=tuple(calls), results=results, stop=Stop.MAX_TOKENS)
         self._used_tokens += len(ids)

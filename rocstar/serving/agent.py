@@ -209,8 +209,7 @@ class VisibleText:
         self._codec = codec
         self._ends = codec.stop_ids(template)  # GLM's answers end with what begins the next turn
         self._calls = template.calls
-        self._markers = (template.stop, template.calls.reserved[0])
-        self._stop = template.stop
+        self._markers = (template.stop, *template.calls.reserved, *getattr(template.calls, "call", ())[:1])
         self._shown = 0
 
     def fresh(self, token_ids: Sequence[int]) -> str:
@@ -224,7 +223,7 @@ class VisibleText:
 
     def rest(self, token_ids: Sequence[int]) -> str:
         """The text held back, once the completion is finished. The next tokens belong to another completion."""
-        text = self._calls.strip(self._text(token_ids).removesuffix(self._stop))
+        text = self._calls.strip(self._text(token_ids))
         fresh, self._shown = text[self._shown :], 0
         return fresh
 

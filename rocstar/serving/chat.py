@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from rocstar.dialogue.template import end_of_answer
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
@@ -96,8 +97,8 @@ class _Conversation:
         """The conversation with this question at its end."""
         conversation = self._roller.conversation
         if self._last is not None:
-            follows = conversation.template.next_question(question)
-            return (*self._last.token_ids, *conversation.after(self._last.turns[-1].completion, follows))
+            follows, ids = conversation.template.next_question(question), self._last.token_ids
+            return (*ids, *conversation.after(ids, end_of_answer(conversation.template), follows))
         if self._roller.environment is ToolEnvironment:
             return conversation.ids(conversation.template.opening(question, self._specs, self._spec.system))
         return environment_for(self._roller, question, 0).opening()

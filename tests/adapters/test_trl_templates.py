@@ -11,6 +11,8 @@ pytest.importorskip("trl")
 
 import trl
 
+from rocstar.dialogue.calls import HERMES, LLAMA, XML, Syntax
+from rocstar.dialogue.marked_calls import MARKED
 from rocstar.dialogue.templates import template_for
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
@@ -19,22 +21,22 @@ from tests.dialogue.folders import folder_of
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 PYTHON = ToolSpec(name="python", description="", parameters={"type": "object", "properties": {"code": {}}})
 TAKEN = {
-    "glm4moe": "MarkedCalls",
-    "llama3_1": "LlamaCalls",
-    "llama3_2": "LlamaCalls",
-    "qwen2_5": "HermesCalls",
-    "qwen3": "HermesCalls",
-    "qwen3_instruct_2507": "HermesCalls",
-    "qwen3_vl": "HermesCalls",
-    "qwen3_5_nothink": "XmlCalls",
-    "qwen3_5_think": "XmlCalls",
-    "qwen3_6": "XmlCalls",
+    "glm4moe": MARKED[-2],
+    "gptoss": MARKED[-1],
+    "llama3_1": LLAMA,
+    "llama3_2": LLAMA,
+    "qwen2_5": HERMES,
+    "qwen3": HERMES,
+    "qwen3_instruct_2507": HERMES,
+    "qwen3_vl": HERMES,
+    "qwen3_5_nothink": XML,
+    "qwen3_5_think": XML,
+    "qwen3_6": XML,
 }
 TAUGHT = ("cohere", "gemma", "gemma3", "phi3", "phi3_5")
 """They know no tools, and are taught ours."""
 REFUSED = {
     "deepseekv3": "rewrites earlier turns",
-    "gptoss": "in no syntax that is read here",
     "lfm2_v2": "in no syntax that is read here",
     "nemotron_3_nano": "rewrites earlier turns",
     "qwen3_8": "rewrites earlier turns",
@@ -45,10 +47,10 @@ def source(name: str) -> str:
     return (FOLDER / f"{name}.jinja").read_text()
 
 
-@pytest.mark.parametrize(("name", "syntax"), [*TAKEN.items(), *((name, "HermesCalls") for name in TAUGHT)])
-def test_a_template_that_can_be_trained_under_is_taken(name: str, syntax: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "syntax"), [*TAKEN.items(), *((name, HERMES) for name in TAUGHT)])
+def test_a_template_that_can_be_trained_under_is_taken(name: str, syntax: Syntax, tmp_path: Path) -> None:
     template = template_for("model", folder_of(tmp_path, source(name)), [PYTHON])
-    assert type(template.calls).__name__ == syntax and template.taught == (name in TAUGHT)  # type: ignore[attr-defined]
+    assert template.calls is syntax and template.taught == (name in TAUGHT)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("name", "why"), REFUSED.items())

@@ -27,6 +27,7 @@ from rocstar.analysis.tokens import (
     marked_places,
     runs_of,
 )
+from rocstar.dialogue.calls import LLAMA
 from rocstar.dialogue.segments import text_of
 from tests.analysis.rows import attempt, turn, written
 from tests.dialogue.test_marked_calls import NAMES, SYNTAXES
@@ -147,6 +148,18 @@ def test_calls_and_marks_of_every_syntax_are_no_forks(name: str) -> None:
     (found,) = blocks(f"So [x], [A] <a> {call}")
     assert found == (16, 16 + len(call), TokenKind.CALL)
     assert [kind for *_, kind in blocks(f"So. {syntax.reserved[-1]}")] in ([TokenKind.MARK], [TokenKind.CALL])
+
+
+def test_llama_s_calls_are_no_forks() -> None:
+    call = text_of(LLAMA.render("python", {"code": "[1]"}))
+    assert list(blocks(f"So [x] {call}", called=True)) == [(7, 7 + len(call), TokenKind.CALL)]
+    assert list(blocks(f"<|python_tag|>{call}", called=True)) == [(0, 14 + len(call), TokenKind.CALL)]
+    assert list(blocks('It is {"name": "Ann"}')) == []
+
+
+def test_a_call_that_a_program_s_text_seems_to_end_goes_on() -> None:
+    call = text_of(SYNTAXES["mistral"].render("python", {"code": "'</tool_call>'"}))
+    assert list(blocks(call)) == [(0, len(call), TokenKind.CALL)]
 
 
 def test_the_token_that_ends_a_completion_is_a_mark_whatever_it_says() -> None:

@@ -15,14 +15,14 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2109, 17),
-    "agents": (1138, 6),
-    "analysis": (1773, 10),
+    "agents": (1140, 6),
+    "analysis": (1785, 10),
     "answers": (3501, 18),
     "cli": (3336, 23),
     "cluster": (858, 8),
     "config": (2188, 11),
-    "data": (4404, 24),
-    "dialogue": (1808, 11),
+    "data": (4409, 24),
+    "dialogue": (1843, 11),
     "engines": (4579, 24),
     "errors": (53, 1),
     "evaluation": (3462, 21),
@@ -31,8 +31,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3418, 19),
     "parts": (1758, 10),
     "protocols": (290, 1),
-    "record": (2962, 17),
-    "rollout": (1850, 12),
+    "record": (2968, 17),
+    "rollout": (1848, 12),
     "run": (4640, 24),
     "sandbox": (8681, 47),
     "serving": (774, 6),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (622, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 579, 4182
+CLASSES, FUNCTIONS = 576, 4176
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_503, "tests/**/*.py": 51_051}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_503, "tests/**/*.py": 51_275}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -54,6 +54,20 @@ def test_calls_and_replies_become_messages_that_name_each_other() -> None:
     assert answer == {"role": "assistant", "content": "<answer>2</answer>"}
 
 
+def test_harmony_s_channels_are_thoughts_and_answers(tmp_path: Path) -> None:
+    thought = "<|channel|>analysis<|message|>{}<|end|>"
+    call = '<|start|>assistant to=functions.python<|channel|>commentary json<|message|>{"code": "print(a)"}<|call|>'
+    said = f"{thought.format('It is 2.')}<|start|>assistant<|channel|>final<|message|>2<|return|>"
+    one = row(text=[thought.format("I try.") + call, said])
+    one["turns"][0]["calls"][0]["raw"] = call
+    one["turns"][0]["segments"] = segments_of(one["text"][0], one["turns"][0]["calls"])
+    _, calling, _, answer = structured(one, ORIGIN.feedback)
+    assert calling["content"] == "I try." and calling["tool_calls"]
+    assert answer == {"role": "assistant", "content": "2", "thinking": "It is 2."}
+    export([one], ORIGIN, "html", tmp_path / "page.html")
+    assert "It is 2." in (tmp_path / "page.html").read_text()
+
+
 def test_a_call_that_did_not_parse_stays_in_the_text() -> None:
     broken = row()
     broken["turns"][0]["calls"][0] |= {"parse_error": "no JSON", "arguments": {}}

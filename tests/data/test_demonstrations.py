@@ -5,7 +5,7 @@ import pytest
 
 from rocstar.data.arithmetic import FAMILIES, arithmetic_problems
 from rocstar.data.demonstrations import MIXES, DemonstrationPlan, Move, perform, plan_demonstrations, work_out
-from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.dialogue.calls import HERMES, render_call
 from rocstar.errors import ConfigError
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
@@ -51,7 +51,7 @@ def test_direct_demonstrations_are_right_and_call_no_tool() -> None:
 def test_call_turns_hold_one_call_and_nothing_else() -> None:
     for demo in (perform(plan, "execute_python_code") for plan in plans("majority_right")):
         for n, turn in enumerate(demo.turns[:-1]):
-            (call,) = parse_calls(turn.text, first_id=n)
+            (call,) = HERMES.parse(turn.text, first_id=n)
             assert call.tool == "execute_python_code"
             assert turn.text == f"<tool_call>{call.raw}</tool_call>"
             assert turn.results[0].call_id == call.id == f"call_{n}"
@@ -104,7 +104,7 @@ async def test_what_is_worked_out_is_what_the_sandbox_says(client: SandboxClient
         for code in (*(c for chain in (*family.right, *family.wrong) for c in chain), *family.broken, *family.silent)
     } | {"print(3", "print 3", "def f(n):\n    return f(n - 1) if n else g\nprint(f(3))"}
     for code in sorted(codes):
-        (call,) = parse_calls(render_call("python", {"code": code}))
+        (call,) = HERMES.parse(render_call("python", {"code": code}))
         ours, real = work_out(call), await tool.run(call)
         assert (ours.status, ours.stdout, ours.value) == (real.status, real.stdout, real.value)
         assert ours.stderr == real.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from rocstar.data.sft.check import load_conversations
 from rocstar.data.sft.format import conversation_of, dumped, row_of
-from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.calls import HERMES
 from rocstar.errors import DataError
 from tests.data_sft.support import WEATHER, calls, result, says, talk, user, written
 
@@ -57,7 +57,7 @@ def test_equal_conversations_share_an_id_whatever_their_source() -> None:
 def test_a_file_becomes_conversations(tmp_path: Path, name: str) -> None:
     path = file_of(tmp_path / name, [ASK, call({"code": "print(3*4)"}, name="python"), TWELVE, ANSWER], [ASK, ANSWER])
     first, second = load_conversations(path, "python")
-    (parsed,) = parse_calls(first.messages[1].text)
+    (parsed,) = HERMES.parse(first.messages[1].text)
     assert (parsed.tool, parsed.arguments) == ("python", {"code": "print(3*4)"})
     assert first.messages[2].content == "12\n" and first.tools is None
     assert first.messages[3] == second.messages[1]
@@ -65,7 +65,7 @@ def test_a_file_becomes_conversations(tmp_path: Path, name: str) -> None:
 
 def test_arguments_may_be_json_text_and_the_name_may_be_left_out(tmp_path: Path) -> None:
     path = file_of(tmp_path / "r.jsonl", [ASK, call('{"code": "1"}'), TWELVE, ANSWER])
-    (parsed,) = parse_calls(load_conversations(path, "jupyter_code")[0].messages[1].text)
+    (parsed,) = HERMES.parse(load_conversations(path, "jupyter_code")[0].messages[1].text)
     assert (parsed.tool, parsed.arguments) == ("jupyter_code", {"code": "1"})
 
 
@@ -74,7 +74,7 @@ def test_words_and_several_calls_stand_in_one_turn(tmp_path: Path) -> None:
     path = file_of(tmp_path / "r.jsonl", [ASK, two, TWELVE, TWELVE, ANSWER])
     (conversation,) = load_conversations(path, "python")
     text = conversation.messages[1].text
-    assert text.startswith("First\n<tool_call>") and len(parse_calls(text)) == 2
+    assert text.startswith("First\n<tool_call>") and len(HERMES.parse(text)) == 2
 
 
 def test_a_conversation_may_have_a_system_text_several_questions_and_end_with_calls(tmp_path: Path) -> None:

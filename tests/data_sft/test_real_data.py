@@ -9,7 +9,7 @@ import pytest
 
 from rocstar.data.sft.format import conversation_of
 from rocstar.data.sft.render import pieces
-from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.template import CHAT, PAPER
 from tests.data_sft.support import built, lines, real
 
@@ -36,5 +36,5 @@ def test_a_published_set_is_built_and_reads_back(tmp_path: Path, layout: str) ->
             learned = [
                 piece.text for piece in pieces(conversation, template, conversation.tools or ()) if piece.learned
             ]
-            found = [call for text in learned for call in parse_calls(text)]
+            found = [call for text in learned for call in HERMES.parse(text)]
             assert [(call.tool, call.arguments) for call in found] == meant

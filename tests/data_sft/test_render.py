@@ -16,7 +16,7 @@ from rocstar.data.sft.check import check, check_tokens
 from rocstar.data.sft.format import Chat, Refusal, Refused, conversation_of, row_of
 from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces, written
 from rocstar.dialogue.bpe import train_bpe
-from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.dialogue.calls import HERMES, render_call
 from rocstar.dialogue.segments import ours, text_of
 from rocstar.dialogue.template import CHAT, COMPACT, PAPER, ChatMl
 from rocstar.dialogue.templates import template_named
@@ -94,7 +94,7 @@ def test_the_learned_tokens_read_as_what_the_assistant_writes(conversation: Chat
     assert CODEC.decode(row.token_ids) == "".join(piece.text for piece in parts)
     assert learned_of(row) == "".join(message.text + CHAT.stop for message in assistant)
     check_tokens(row, parts, CODEC)
-    parsed = [call for message in assistant for call in parse_calls(message.text)]
+    parsed = [call for message in assistant for call in HERMES.parse(message.text)]
     assert [(c.tool, c.arguments) for c in parsed] == [(c.name, c.arguments) for m in assistant for c in m.calls]
 
 

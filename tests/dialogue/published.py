@@ -13,6 +13,11 @@ MISTRAL = """{{ bos_token }}{% set asked = messages | selectattr('role', 'equalt
 {{- eos_token }}{% endif %}{% endfor %}"""
 """Ministral 3's, Devstral 2's."""
 
+MISTRAL_IDS = MISTRAL.replace("+ '[ARGS]' +", "+ '[CALL_ID]' + c.id + '[ARGS]' +").replace(
+    "'[TOOL_RESULTS]' +", "'[TOOL_RESULTS]' + m.tool_call_id + '[TOOL_CONTENT]' +"
+)
+"""Mistral Small 3.2's, Magistral's."""
+
 MISTRAL_LIST = """{{ bos_token }}{% set ns = namespace(n=0) %}
 {%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
 {%- for m in messages %}{% if m.role == 'user' or m.role == 'assistant' and not m.tool_calls %}
@@ -72,6 +77,22 @@ GLM = """[gMASK]<sop>{% if tools %}{{- '<|system|>\\n# Tools\\n' + tools | tojso
 {{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
 """GLM 4.5's: nothing ends a turn but what begins the next."""
+
+HARMONY = """<|start|>system<|message|>Valid channels: analysis, commentary, final.<|end|>
+{%- if tools %}{{- '<|start|>developer<|message|># Tools\\n' + tools | tojson + '<|end|>' }}{% endif %}
+{%- set ns = namespace(name=none) %}{% for m in messages %}{% if m.role == 'user' %}
+{{- '<|start|>user<|message|>' + m.content + '<|end|>' }}
+{%- elif m.role == 'tool' %}{{- '<|start|>functions.' + ns.name + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- m.content | tojson + '<|end|>' }}
+{%- elif m.tool_calls %}{% set call = m.tool_calls[0].function %}{% set ns.name = call.name %}
+{%- if m.content %}{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.content + '<|end|>' }}{% endif %}
+{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+{{- call.arguments | tojson + '<|call|>' }}
+{%- else %}{% if '<|channel|>final<|message|>' in m.content %}{{- raise_exception('channels in content') }}{% endif %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
+{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}"""
+"""GPT-OSS's: one call a turn, and what ends an answer ends no turn before another."""
 
 PLAIN = {
     "gemma": (

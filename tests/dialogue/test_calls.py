@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.dialogue.calls import HERMES, render_call
 
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -15,7 +15,7 @@ ANY_JSON = st.recursive(
 @given(st.text(), st.dictionaries(st.text(), ANY_JSON))
 def test_a_written_call_is_read_back(tool: str, arguments: dict[str, object]) -> None:
     text = render_call(tool, arguments)
-    (call,) = parse_calls(text)
+    (call,) = HERMES.parse(text)
     assert (call.tool, call.arguments, call.parse_error) == (tool, arguments, None)
 
 
@@ -24,7 +24,7 @@ def test_calls_keep_their_order_malformed_ones_included() -> None:
         'a<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>b<tool_call>\nnot json\n</tool_call>'
         '<tool_call>\n{\n"name": "python",\n"arguments": {"code": "2\\n3"}\n}\n</tool_call><|im_end|>'
     )
-    first, second, third = parse_calls(text, first_id=4)
+    first, second, third = HERMES.parse(text, first_id=4)
     assert [call.id for call in (first, second, third)] == ["call_4", "call_5", "call_6"]
     assert first.arguments == {"code": "1"} and third.arguments == {"code": "2\n3"}
     assert second.raw == "\nnot json\n" and second.tool == "" and second.arguments == {}
@@ -32,10 +32,10 @@ def test_calls_keep_their_order_malformed_ones_included() -> None:
 
 
 def test_a_tag_that_is_never_closed_is_a_malformed_call_and_one_that_is_never_opened_none() -> None:
-    (call,) = parse_calls('<tool_call>\n{"name": "python", "arguments": {}}')
+    (call,) = HERMES.parse('<tool_call>\n{"name": "python", "arguments": {}}')
     assert call.parse_error == "Failed to decode tool call: no </tool_call> after <tool_call>"
     assert call.raw == '\n{"name": "python", "arguments": {}}'
-    assert parse_calls("no call</tool_call> here") == []
+    assert HERMES.parse("no call</tool_call> here") == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_tag_that_is_never_closed_is_a_malformed_call_and_one_that_is_never_op
     ],
 )
 def test_a_call_that_does_not_parse_says_why(body: str, complaint: str) -> None:
-    (call,) = parse_calls(f"<tool_call>{body}</tool_call>")
+    (call,) = HERMES.parse(f"<tool_call>{body}</tool_call>")
     assert call.parse_error is not None
     assert call.parse_error.startswith("Failed to decode tool call: ")
     assert complaint in call.parse_error
@@ -72,4 +72,4 @@ def test_a_call_that_does_not_parse_says_why(body: str, complaint: str) -> None:
 )
 def test_hostile_text_costs_no_more_than_its_length(hostile: str, calls: int) -> None:
     # Work that grows with the square of this text would take many minutes.
-    assert len(parse_calls(hostile * 20_000)) == calls
+    assert len(HERMES.parse(hostile * 20_000)) == calls

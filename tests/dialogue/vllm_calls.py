@@ -35,6 +35,24 @@ def reader_of(name: str) -> Callable[[str], Any]:
         return lambda text: Glm47MoeParser(Tokens(), None, chat_template_kwargs=plain).extract_tool_calls_from_content(
             text, SimpleNamespace(tool_choice="auto", tools=[], skip_special_tokens=False)
         )
+    if name == "harmony":
+        from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
+        from vllm.parser.harmony import HarmonyParser
+
+        class Harmony(HarmonyParser):
+            reasoning_parser = tool_parser = property(lambda _: True)  # type: ignore[assignment]
+
+        def found(text: str) -> Any:
+            parser = Harmony.__new__(Harmony)
+            parser._parser, parser._current_message_tokens = None, []
+            parser._next_tool_call_index = parser._num_processed_messages = 0
+            parser._num_counted_tokens = parser._num_reasoning_tokens = 0
+            parser.model_tokenizer = get_encoding()
+            ids = get_encoding().encode(text, allowed_special="all")
+            calls = parser.parse("", REQUEST, model_output_token_ids=ids)[2]
+            return SimpleNamespace(tool_calls=[SimpleNamespace(function=call) for call in calls or ()])
+
+        return found
     if name.startswith("deepseek"):
         from vllm.tool_parsers.deepseekv3_tool_parser import DeepSeekV3ToolParser
         from vllm.tool_parsers.deepseekv31_tool_parser import DeepSeekV31ToolParser

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rocstar.config.sections import DataSection
-from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.calls import HERMES
 from rocstar.errors import ConfigError
 from rocstar.support.plugins import load
 from rocstar.tools.function import FunctionTool
@@ -37,7 +37,7 @@ def tool(name: str) -> FunctionTool:
 
 def calls_of(demonstration: Demonstration) -> Iterator[tuple[ToolCall, Any]]:
     for turn in demonstration.turns:
-        yield from zip(parse_calls(turn.text), turn.results, strict=True)
+        yield from zip(HERMES.parse(turn.text), turn.results, strict=True)
 
 
 def test_no_problem_to_learn_from_is_held_out_and_all_are_as_before() -> None:

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.model_template import load_model_template
 from rocstar.dialogue.tokenizer_files import read_model_files
 from rocstar.errors import ContractBroken
 from rocstar.serving.agent import Event, Ran, VisibleText, answered
 from rocstar.types import Finish, Sampling, Trajectory
-from tests.dialogue.folders import byte_level
+from tests.dialogue.folders import LLAMA, LLAMA_MARKERS, PYTHON, byte_level, folder_of
 from tests.dialogue.test_marked_calls import loaded
 from tests.rollout.examples import ANSWER, CODEC, QUESTION, STOP, TEMPLATE, Endless, attempt, program, roller
 from tests.rollout.test_episode import sum_tool
@@ -86,6 +87,28 @@ def test_however_it_is_cut_the_text_outside_calls_is_shown_once(parts: list[str]
     shown += visible.rest(ids)
     assert shown == visible.fresh(ids) + visible.rest(ids), "the next completion is shown from its beginning"
     assert TEMPLATE.stop not in shown
+
+
+def test_of_a_harmony_turn_the_answer_is_shown(tmp_path: Path) -> None:
+    template = loaded("harmony", tmp_path)
+    codec = byte_level(*template.reserved, "</s>")
+    call = ' to=functions.python<|channel|>commentary json<|message|>{"code": "1"}<|call|>'
+    answer = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>42<|return|>"
+    for text, shown in ((call, ""), (answer, "42")):
+        visible, ids, told = VisibleText(codec, template), codec.encode(text), ""
+        for end in range(1, len(ids) + 1):
+            told += visible.fresh(ids[:end])
+        assert told + visible.rest(ids) == shown
+
+
+def test_no_part_of_a_llama_call_is_shown(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, LLAMA, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>")
+    template, codec = load_model_template(folder, [PYTHON]), byte_level(*LLAMA_MARKERS)
+    shown = VisibleText(codec, template)
+    ids, told = codec.encode('So. {"name": "python", "parameters": {"code": "1"}}'), ""
+    for end in range(1, len(ids) + 1):
+        told += shown.fresh(ids[:end])
+    assert told + shown.rest(ids) == "So. "
 
 
 def test_no_token_that_ends_an_answer_is_shown(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 from rocstar.data.rows import rows_and_faults
 from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role, conversation_of
 from rocstar.data.sft.render import Piece
-from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.calls import HERMES, LLAMA
+from rocstar.dialogue.marked_calls import OPENINGS
 from rocstar.errors import DataError
 from rocstar.protocols import TextCodec, ToolSpec
 from rocstar.types import SftRow
@@ -69,7 +70,7 @@ def check(conversation: Chat, markers: Sequence[str]) -> int:
         check_call(call.name, call.arguments, specs)
     for message in conversation.messages:
         if message.role is Role.ASSISTANT:
-            read = [(call.tool, call.arguments, call.parse_error) for call in parse_calls(message.text)]
+            read = [(call.tool, call.arguments, call.parse_error) for call in HERMES.parse(message.text)]
             if read != [(call.name, dict(call.arguments), None) for call in message.calls]:
                 raise Refused(Refusal.ROUND_TRIP, "tool_calls", f"the rendered calls read back as {str(read)[:80]}")
     return len(calls)
@@ -81,18 +82,21 @@ def check_roles(messages: Sequence[Message]) -> None:
     turns = messages[1:] if messages and messages[0].role is Role.SYSTEM else messages
     if len(turns) < 2:
         raise Refused(Refusal.ROLES, "messages", "expected a list of at least two messages")
-    expected, calls, results = Role.USER, 0, 0
+    expected, results = Role.USER, 0
+    calls: int | None = 0  # None for those in a text, in the syntax of a model's template: any number
     for number, message in enumerate(turns):
         if message.role is Role.TOOL and expected is Role.USER and number:
             results += 1
             continue
-        if calls != results:
+        if calls not in (None, results):
             raise Refused(Refusal.ROLES, "messages", UNPAIRED.format(calls, results))
-        expected = Role.ASSISTANT if calls else expected
+        expected = Role.ASSISTANT if results else expected
         if message.role is not expected:
             raise Refused(Refusal.ROLES, "messages", f"expected a message of role {expected}, got {message.role}")
         answers = message.role is Role.ASSISTANT
-        calls, results = len(parse_calls(message.text)) if answers else 0, 0
+        calls, results = len(HERMES.parse(message.text)) if answers else 0, 0
+        if answers and not calls and (any(mark in message.text for mark in OPENINGS) or LLAMA.parse(message.text)):
+            calls = None
         expected = Role.USER if answers else Role.ASSISTANT
     if turns[-1].role is not Role.ASSISTANT:
         raise Refused(Refusal.ROLES, "messages", "the last message must be the assistant's")

@@ -27,7 +27,7 @@ from rocstar.data.sft.format import (
     tool_spec,
     tools_of,
 )
-from rocstar.dialogue.calls import CLOSE, OPEN, parse_calls
+from rocstar.dialogue.calls import CLOSE, HERMES, OPEN
 from rocstar.protocols import ToolSpec
 
 Row = Mapping[str, Any]
@@ -211,7 +211,7 @@ def _sharegpt_results(values: list[str], calls: int) -> list[str]:
 
 
 def _add_tagged(turns: Turns, value: str) -> None:
-    found = parse_calls(value)
+    found = HERMES.parse(value)
     if broken := next((call.parse_error for call in found if call.parse_error), None):
         raise Refused(Refusal.CALL, "conversations", broken)
     turns.add(Role.ASSISTANT, CALL_BLOCK.sub("", value).strip())

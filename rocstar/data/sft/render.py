@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rocstar.data.sft.format import Chat, Message, Role, call_of
-from rocstar.dialogue.calls import CallSyntax, parse_calls
+from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.marked_calls import turn_of
 from rocstar.dialogue.segments import Segment, ours, text_of
 from rocstar.dialogue.segments import written as by_assistant
-from rocstar.dialogue.template import Template
+from rocstar.dialogue.template import Template, end_of_answer
 from rocstar.protocols import ToolSpec
 from rocstar.types import Demonstration, SftRow, ToolResult
 
@@ -50,7 +50,8 @@ def pieces(conversation: Chat, template: Template, tools: Sequence[ToolSpec]) ->
         if message.role is Role.ASSISTANT:
             said = _assistant(message, template.calls, answered=following is Role.TOOL)
             yield Piece(segments=said, learned=True)
-            yield Piece(segments=(ours(template.stop),), learned=True)
+            stop = template.stop if following is Role.TOOL or message.calls else end_of_answer(template)
+            yield Piece(segments=(ours(stop),), learned=True)
         elif message.role is Role.USER:
             yield Piece(segments=template.next_question(message.content), learned=False)
         else:
@@ -84,7 +85,7 @@ def from_demonstration(demo: Demonstration, feedback: Callable[[ToolResult], str
 def written(text: str) -> Message:
     """An assistant message that renders to exactly this text: calls that stand at its end are taken apart, unless
     that would change a byte (calls that do not parse, JSON spaced differently); then it is all content."""
-    found = parse_calls(text)
+    found = HERMES.parse(text)
     if found and all(call.parse_error is None for call in found):
         content = text.partition("<tool_call>")[0].rstrip("\n")
         calls = tuple(call_of({"name": call.tool, "arguments": call.arguments}) for call in found)
@@ -101,6 +102,6 @@ def _assistant(message: Message, syntax: CallSyntax, *, answered: bool) -> tuple
         content = (by_assistant(message.content),) if message.content else ()
         return turn_of(syntax, content, [(call.name, call.arguments) for call in message.calls])
     if not answered:
-        return (by_assistant(message.content),)
+        return turn_of(syntax, (by_assistant(message.content),), ())
     split = re.split("(" + "|".join(map(re.escape, syntax.reserved)) + ")", message.content)
     return tuple(ours(part) if place % 2 else by_assistant(part) for place, part in enumerate(split))

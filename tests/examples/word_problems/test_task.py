@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rocstar.config.sections import DataSection
-from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.dialogue.calls import HERMES, render_call
 from rocstar.errors import ConfigError
 from rocstar.types import Completion, Demonstration, Finish, Problem
 from tests.rollout.examples import CODEC, STOP, conversation, limits
@@ -69,7 +69,7 @@ def shown(task: WordProblemTask, count: int) -> list[Demonstration]:
 
 def printed(demo: Demonstration) -> str:
     """What the demonstrated program really prints."""
-    (call,) = parse_calls(demo.turns[0].text, 0)
+    (call,) = HERMES.parse(demo.turns[0].text, 0)
     with redirect_stdout(io.StringIO()) as out:
         exec(demo.problem.metadata.get("given", "") + call.arguments["code"], {})
     return out.getvalue()
