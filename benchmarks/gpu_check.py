@@ -335,10 +335,7 @@ def five_steps_learn(device: str, *settings: str) -> tuple[str, str, bool]:
         Path(folder, "lengths.py").write_text(LENGTHS)
         words = ["train", "recipes/quickstart.toml", f"run.folder={folder}", f"model.device={device}"]
         words += [f'run.modules=["{folder}"]', "evaluate.verifier=lengths:odd", *SETTINGS.split(), *settings]
-        for command in (
-            rocstar(*words),
-            rocstar("train", "--resume", f"{folder}/gpu", "stage.stage1.steps=5"),
-        ):
+        for command in (rocstar(*words), rocstar("train", "--resume", f"{folder}/gpu", "stage.stage1.steps=5")):
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
             if done.returncode:
                 return f"exit {done.returncode}: {done.stderr.strip()[-200:]}", "exit 0", False

