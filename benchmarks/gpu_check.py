@@ -60,6 +60,7 @@ SEVEN |= {"intermediate_size": 18944, "max_positions": 4096}
 """The widths of Qwen2.5-7B, and four of its 28 layers: bytes are linear in layers."""
 SETTINGS = "run.name=gpu stage.sft.steps=24 sft.batch_rows=16 stage.stage1.steps=3 stage.stage2.steps=0"
 SETTINGS += " stage.stage3.steps=0 data.pool=40 evaluate.problems=4"
+REHEARSED = "stage.sft.steps=4 rollout.problems_per_step=4 rollout.attempts_per_problem=8 resample.keep=4"
 WIDE = "model.hidden_size=1024 model.num_layers=24 model.num_heads=16 model.num_kv_heads=4 model.intermediate_size=2816"
 LENGTHS = "def odd(completions, **_):\n    return [float(len(str(each)) % 2) for each in completions]\n"
 
@@ -334,11 +335,8 @@ def five_steps_learn(device: str, *settings: str) -> tuple[str, str, bool]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "lengths.py").write_text(LENGTHS)
         words = ["train", "recipes/quickstart.toml", f"run.folder={folder}", f"model.device={device}"]
-        words += [f'run.modules=["{folder}"]', "evaluate.verifier=lengths:odd"]
-        for command in (
-            rocstar(*words, *SETTINGS.split(), *settings),
-            rocstar("train", "--resume", f"{folder}/gpu", "stage.stage1.steps=5"),
-        ):
+        words += [f'run.modules=["{folder}"]', "evaluate.verifier=lengths:odd", *SETTINGS.split(), *settings]
+        for command in (rocstar(*words), rocstar("train", "--resume", f"{folder}/gpu", "stage.stage1.steps=5")):
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
             if done.returncode:
                 return f"exit {done.returncode}: {done.stderr.strip()[-200:]}", "exit 0", False
@@ -460,7 +458,7 @@ def main() -> int:
         "learner's speed, new lengths": lambda: new_lengths_cost_nothing(device),
         "engine's speed, bf16, 64 rows": lambda: decode_is_fast(device, "bfloat16"),
         "beside continuous batching": lambda: faster_than_transformers(device),
-        "five RL steps": lambda: five_steps_learn(device),
+        "five RL steps": lambda: five_steps_learn(device, *(REHEARSED.split() if asked.rehearse else ())),
         "five RL steps, fp32 head": lambda: five_on_a_gpu(device, "model.dtype=bfloat16 model.fp32_head=true"),
         "five RL steps, 0.3B": lambda: five_on_a_gpu(device, WIDE),
         "two ranks": lambda: two_ranks_learn(device),

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from rocstar.support.child import uncollected
 from rocstar.support.threads import quiet_torch
-from tests.forks import ADDRESS, address, write_stub
+from tests.forks import ADDRESS, address, write_worker
 
 # What is never freed, nanobind calls a leak as the process ends. No sooner: pytest collects garbage twice before that.
 atexit.register(gc.unfreeze)
@@ -56,11 +55,11 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
         return nodeid if Path(file).stem in BY_TEST else file
 
 
-def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Each process is forked from one that has loaded most of what tests import."""
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Each process is forked from one that has imported the tests."""
     os.environ[ADDRESS] = address()
     stub = Path(address()).with_name("worker")
-    write_stub(stub, "tests.forks:worker")
+    write_worker(stub, config.invocation_params.dir, *config.args)
     for spec in specs:
         spec.python = str(stub)
 
@@ -71,24 +70,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_collection() -> Generator[None, object, object]:
     """What is collected, and what its modules import, stays."""
     with uncollected():
-        import_in_turn(session.config)
         return (yield)
-
-
-def import_in_turn(config: pytest.Config) -> None:
-    """Where several processes collect all tests, each begins with others: they would else rewrite the assertions of
-    the same module at the same time (5 CPU-s each), and none would find another's bytecode."""
-    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if worker is None or config.args != config.getini("testpaths"):
-        return
-    files = sorted(Path(__file__).parent.rglob("test_*.py"))
-    begin = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-    for file in (*files[begin:], *files[:begin]):
-        with suppress(Exception, pytest.skip.Exception):  # which the collection meets again, and tells
-            import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,6 @@
-"""Processes that are forked from one that has loaded what tests load, for a test session: the workers of `pytest -n`,
-and the commands that tests carry out. To load it takes four seconds of CPU each.
+"""Processes that are forked from one that has loaded what tests load, for a test session: the commands that tests
+carry out, and the workers of `pytest -n`, whose one has imported the tests as well. To load it takes four seconds of
+CPU each, and to import all tests six more.
 
     python -m tests.forks DESCRIPTOR     that process: it answers at a listening socket until its stdin is closed
 
@@ -74,10 +75,10 @@ that is forked for it ends when it is killed, as it is when its parent ends."""
 class Forked:
     """A process that the server has forked."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
+    def __init__(self, request: Mapping[str, Any], passed: Sequence[int]) -> None:
         self._door = socket.socket(socket.AF_UNIX)
         self._door.connect(address())
-        self._door.sendall(json.dumps(request).encode() + b"\n")
+        socket.send_fds(self._door, [json.dumps(request).encode() + b"\n"], passed)
         self._answers = self._door.makefile("rb", buffering=0)
         self.pid = int(self._answers.readline())
         self.exitcode: int | None = None
@@ -99,12 +100,18 @@ class Forked:
 
 
 def forked(
-    act: str, *given: str, folder: str | Path, files: Sequence[str], environment: Mapping[str, str] = os.environ
+    act: str,
+    *given: str,
+    folder: str | Path,
+    files: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
+    passed: Sequence[int] = (),
 ) -> Forked:
     """Start `act` (module:function) with these arguments, in a session of its own. files: those behind its stdin,
-    stdout and stderr."""
+    stdout and stderr. passed: descriptors that it has too; with any, it ends with this process at the latest."""
     known = {**environment, ADDRESS: address()}
-    return Forked(dict(act=act, given=given, folder=str(folder), files=files, environment=known))
+    request = dict(act=act, given=given, folder=str(folder), files=files, environment=known, passed=passed or None)
+    return Forked(request, passed)
 
 
 def once_it_speaks(act: str, *given: str, folder: str | Path) -> tuple[Forked, str]:
@@ -119,10 +126,10 @@ def opened_by(process: int, descriptor: int) -> str:
     return f"/proc/{process}/fd/{descriptor}"
 
 
-def write_stub(path: Path, act: str, text: str = STUB) -> None:
+def write_stub(path: Path, act: str, text: str = STUB, *, door: str = "") -> None:
     """A command that has `act` carried out by a process that is forked for it, with the folder, the environment, the
-    files and the signals of the command."""
-    path.write_text(text.format(python=sys.executable, address=address(), act=act))
+    files and the signals of the command. door: the socket of another server than the session's."""
+    path.write_text(text.format(python=sys.executable, address=door or address(), act=act))
     path.chmod(0o755)
 
 
@@ -161,15 +168,17 @@ def address() -> str:
     return f"{folder}/door"
 
 
-def serve(door: socket.socket) -> None:
+def serve(door: socket.socket, *until: int) -> None:
+    """until: descriptors; it ends once one of them is closed at its other end."""
     with DefaultSelector() as watched:
         watched.register(door, EVENT_READ)
-        watched.register(0, EVENT_READ)
+        for descriptor in until:
+            watched.register(descriptor, EVENT_READ)
         while True:
             for key, _ in watched.select():
                 if key.fd not in watched.get_map():
                     continue  # let go of by one before it
-                if key.fileobj == 0:
+                if key.fileobj in until:
                     return
                 if key.fileobj is door:
                     client = door.accept()[0]
@@ -258,6 +267,25 @@ def _carried_out(act: str, given: list[str], folder: str, files: list[str], envi
     return code & 0xFF if isinstance(code, int) else int(code is not None)
 
 
+def write_worker(stub: Path, folder: Path, *tests: str) -> None:
+    """A command that is a worker of `pytest -n`, forked from a process that has imported these tests."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path := f"{stub}.door")
+        door.listen(128)
+        given = (str(door.fileno()), *tests)
+        server = forked("tests.forks:workers", *given, folder=folder, files=[os.devnull] * 3, passed=[door.fileno()])
+    atexit.register(server.kill)
+    write_stub(stub, "tests.forks:worker", door=path)
+
+
+def workers(descriptor: str, *tests: str) -> None:
+    """Their server. A module that cannot be imported, each of them imports again, and tells."""
+    import pytest
+
+    pytest.main(["--collect-only", "-p", "no:cacheprovider", *tests])
+    serve(socket.socket(fileno=int(descriptor)))
+
+
 def worker(*_: str) -> None:
     """A worker of `pytest -n`: what the process does that execnet starts, of which only the Python can be chosen."""
     exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
@@ -266,4 +294,4 @@ def worker(*_: str) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import_module("tests.loaded")
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), 0)

@@ -243,10 +243,18 @@ def finished_run(base: Path) -> tuple[Path, Ended]:
     return run_once(base, "finished", lambda folder: started_cold(folder, "train", "tiny.toml"))
 
 
-def begun(base: Path, steps: int = COLD_STEPS) -> tuple[str, ...]:
-    """Settings that start from the model that the cold start of `finished_run` left, and learn next to nothing in their
-    own: for tests of what comes after it."""
-    model = finished_run(base)[0] / "runs" / "tiny" / "checkpoints" / f"step={SFT_STEPS:06d}" / "model"
+def cold_run(base: Path) -> tuple[Path, Ended]:
+    """The cold start of that run alone, where a test session asks for no more of it."""
+    given = ("stage.stage1.steps=0", "stage.stage3.steps=0")
+    return run_once(base, "cold", lambda folder: Command.start(folder, "train", "tiny.toml", *given).wait())
+
+
+def begun(
+    base: Path, steps: int = COLD_STEPS, run: Callable[[Path], tuple[Path, Ended]] = finished_run
+) -> tuple[str, ...]:
+    """Settings that start from the model that the cold start of `run` left, and learn next to nothing in their own: for
+    tests of what comes after it."""
+    model = run(base)[0] / "runs" / "tiny" / "checkpoints" / f"step={SFT_STEPS:06d}" / "model"
     alike = ("sft.optimizer=adamw", "sft.adamw_learning_rate=1e-5", "sft.dropout=0", "sft.warmup_steps=0")
     return (f"model.path={model}", f"stage.cold.steps={steps}", *alike)  # however many ranks there are
 

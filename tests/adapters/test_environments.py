@@ -26,7 +26,7 @@ from rocstar.types import Problem, Stop, Trajectory
 from tests.agents.examples import Told
 from tests.rollout.examples import roller
 from tests.sandbox.driver import eventually
-from tests.tiny_run import Command, begun, workplace
+from tests.tiny_run import Command, begun, cold_run, workplace
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "environments"
 BRIEF = ("stage.stage1.steps=1", "stage.stage3.steps=0", "data.pool=6")
@@ -161,7 +161,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def trained(base: Path, folder: Path, *settings: str) -> list[dict[str, Any]]:
     """The attempts of one RL step."""
     place = workplace(folder / "place")
-    ended = Command.start(place, "train", "tiny.toml", *begun(base), *BRIEF, *settings).wait()
+    ended = Command.start(place, "train", "tiny.toml", *begun(base, run=cold_run), *BRIEF, *settings).wait()
     assert ended.code == 0, ended.told
     rows = read_rollouts(RunFolder(place / "runs" / "tiny"), 3)
     assert len(rows) == 8 and not any(row["fault"] for row in rows)

@@ -46,7 +46,7 @@ def replied(text: str) -> Message:
     return {"role": "tool", "name": "python", "content": text}
 
 
-def make(tools: Sequence[Callable[..., str]], steps: int = 180) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+def make(tools: Sequence[Callable[..., str]], steps: int = 120) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """The model and its tokenizer. tools: whose schemas stand in prompts, one at a time."""
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=qwen2_5_chat_template)
     texts = [plain.apply_chat_template(one, tools=[tool], tokenize=False) for tool in tools for one in conversations()]

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
-import subprocess
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -34,6 +32,7 @@ from rocstar.rollout.episode import run_episode
 from rocstar.types import Sampling
 from tests.dialogue import published
 from tests.dialogue.folders import byte_level, folder_of
+from tests.dialogue.vllm_calls import read_by_vllm
 from tests.rollout.examples import PROBLEM, QUESTION
 from tests.scripted import ScriptedEngine, ScriptedTool
 
@@ -172,15 +171,9 @@ def test_calls_are_read_as_vllm_reads_them(name: str) -> None:
     """What we call malformed, and tell the model so, vLLM may take with what is there: those are left out here, and so
     is what vLLM reads worse: line ends amid DeepSeek's JSON, Mistral's mark amid a list, and marks in a string. Of
     harmony's, texts are left out in which a message lacks its header: vLLM finds functions named "," there."""
-    if not (python := os.environ.get("ROCSTAR_VLLM_PYTHON")):
-        pytest.skip(
-            "no vLLM environment: make one with scripts/vllm_env and name its interpreter in ROCSTAR_VLLM_PYTHON"
-        )
     rng, syntax = random.Random(0), SYNTAXES[name]
     texts = [garbled(rng, syntax) for _ in range(3_000)]
-    command = [python, str(Path(__file__).parent / "vllm_calls.py"), name]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True)
-    theirs = dict(zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    theirs = dict(zip(texts, read_by_vllm(name, texts), strict=True))
     clean = [text for text in texts if name != "list" or text.rfind("[TOOL_CALLS]") < text.find("{")]
     clean = [text for text in clean if name != "harmony" or has_headers(text)]
     ours = {text: [list(one) for one in read(syntax, text)] for text in clean}

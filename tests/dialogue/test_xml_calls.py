@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.templates import template_for
 from rocstar.protocols import ToolSpec
 from tests.dialogue.folders import THINKING, folder_of
+from tests.dialogue.vllm_calls import read_by_vllm
 
 ONE = "<tool_call>\n<function=python>\n<parameter=code>\nprint(6*7)\n</parameter>\n</function>\n</tool_call>"
 PYTHON = ToolSpec(name="python", description="", parameters={"type": "object", "properties": {"code": {}}})
@@ -107,15 +105,9 @@ def garbled(rng: random.Random) -> str:
 
 def test_calls_are_read_as_vllm_reads_them() -> None:
     """What we call malformed, and tell the model so, vLLM may take with what is there: those are left out here."""
-    if not (python := os.environ.get("ROCSTAR_VLLM_PYTHON")):
-        pytest.skip(
-            "no vLLM environment: make one with scripts/vllm_env and name its interpreter in ROCSTAR_VLLM_PYTHON"
-        )
     rng = random.Random(0)
     texts = [garbled(rng) for _ in range(3_000)]
-    reader = Path(__file__).parent / "vllm_calls.py"
-    done = subprocess.run([python, str(reader)], input=json.dumps(texts), capture_output=True, text=True, check=True)
-    theirs = dict(zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    theirs = dict(zip(texts, read_by_vllm("", texts), strict=True))
     ours = {text: [list(one) for one in read(text)] for text in texts}
     whole = {text: calls for text, calls in ours.items() if all(isinstance(each[1], dict) for each in calls)}
     assert len(whole) > 300 and sum(map(len, whole.values())) > 300

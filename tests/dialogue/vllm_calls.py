@@ -1,11 +1,16 @@
-"""What vLLM's own parser finds in completions: run by vLLM's Python, with the name of a syntax (none: Qwen3.5's), texts
-as a JSON list on stdin, calls on stdout."""
+"""What vLLM's own parsers find in completions. vLLM's Python runs this file, once for all tests of a process, since to
+import a parser takes fifteen seconds of CPU: a line of stdin is a JSON list of a syntax's name (none: Qwen3.5's) and
+texts, and a line of stdout their calls."""
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,13 +80,34 @@ def arguments(text: str) -> Any:
         return text
 
 
+def read_by_vllm(name: str, texts: Sequence[str]) -> list[list[list[Any]]]:
+    """For each text the names and arguments of its calls. Skips the test where there is no vLLM."""
+    from tests.engines.vllm_server import vllm_python
+
+    reading = _started(str(vllm_python()))
+    assert reading.stdin is not None and reading.stdout is not None
+    reading.stdin.write(json.dumps([name, texts]) + "\n")
+    reading.stdin.flush()
+    found: list[list[list[Any]]] = json.loads(reading.stdout.readline())
+    return found
+
+
+@cache
+def _started(python: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([python, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(process.communicate)
+    return process
+
+
 def main() -> None:
-    reader = reader_of(sys.argv[1] if len(sys.argv) > 1 else "")
-    found = [
-        [[call.function.name, arguments(call.function.arguments)] for call in reader(text).tool_calls]
-        for text in json.load(sys.stdin)
-    ]
-    json.dump(found, sys.stdout)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # vLLM writes there as well
+    for line in sys.stdin:
+        name, texts = json.loads(line)
+        reader = reader_of(name)
+        calls = (reader(text).tool_calls for text in texts)
+        found = [[[call.function.name, arguments(call.function.arguments)] for call in each] for each in calls]
+        print(json.dumps(found), file=answers)
 
 
 if __name__ == "__main__":

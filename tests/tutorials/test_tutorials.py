@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.pages import ROOT, links
 from tests.tiny_run import once
-from tests.tutorials.session import PAGES, carry_out, fits, package_of, page_before, shown
+from tests.tutorials.session import PAGES, carry_out, fits, package_of, page_before
 
 IN_ORDER = sorted(PAGES, key=lambda page: page_before(page) is not None)  # who waits for another page comes later
 
@@ -22,8 +22,7 @@ def carried_out(page: Path, base: Path) -> Path:
     def make(folder: Path) -> None:
         before = page_before(page)
         shutil.copytree(carried_out(before, base), folder) if before else folder.mkdir()
-        for one in shown(page):
-            code, said = carry_out(one, folder)
+        for one, code, said in carry_out(page, folder):
             assert code == one.exits, f"{one.block.place} ended with {code}:\n{said}"
             if one.output is not None:
                 like = fits(one.output, said, numbers_vary=one.numbers_vary)
