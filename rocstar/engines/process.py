@@ -75,7 +75,7 @@ class Generate(Struct, frozen=True, tag=True):
 
 class Abort(Struct, frozen=True, tag=True):
     number: int
-    """Number of the Generate to end."""
+    """Number of the Generate to cancel."""
 
 
 class CloseSession(Struct, frozen=True, tag=True):
@@ -142,7 +142,7 @@ class ProcessEngine:
         self._reading: asyncio.Task[None] | None = None
         self._numbers = 0
         self._asked: dict[int, asyncio.Future[EngineAnswer]] = {}
-        self._requests: dict[str, int] = {}
+        self._generating = 0
         self._ended = "has not been started"
         self._load, self._cpu_seconds = NOTHING, 0.0
         self._earlier = Earlier()
@@ -180,15 +180,15 @@ class ProcessEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        number = self._requests[request_id] = self._next()
+        number = self._next()
+        self._generating += 1
         try:
             answer = await self._call(Generate(number, tuple(token_ids), sampling, session_id))
         except asyncio.CancelledError:
             self._send(Abort(number))
             raise
         finally:
-            if self._requests.get(request_id) == number:
-                del self._requests[request_id]
+            self._generating -= 1
         if answer.completion is None:
             raise EngineUnavailable("the engine process answered without a completion")
         return answer.completion
@@ -196,7 +196,7 @@ class ProcessEngine:
     def load(self) -> EngineLoad:
         """As the process last reported; counters persist over restarts."""
         load = self._earlier.and_load(self._load)
-        return replace(load, waiting=max(0, len(self._requests) - load.running))
+        return replace(load, waiting=max(0, self._generating - load.running))
 
     def cpu_seconds(self) -> float:
         """CPU seconds of the process, as it last reported, and of the processes before it."""
@@ -215,10 +215,6 @@ class ProcessEngine:
         except BaseException:
             await self.close()
             raise
-
-    async def abort(self, request_id: str) -> None:
-        if request_id in self._requests:
-            self._send(Abort(self._requests[request_id]))
 
     async def close_session(self, session_id: str) -> None:
         self._send(CloseSession(session_id))
@@ -360,6 +356,7 @@ class EngineChild:
         self._engine, self._send = engine, send
         self._said: EngineLoad | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._generating: dict[int, asyncio.Task[None]] = {}
 
     def report(self) -> None:
         load = self._engine.load()
@@ -375,9 +372,10 @@ class EngineChild:
     async def obey(self, message: object) -> None:
         """Start the work that a message requests."""
         if isinstance(message, Generate):
-            self.start(self._answered(message.number, partial(self._generate, message)))
+            self._generating[message.number] = self.start(self._generate(message))
         elif isinstance(message, Abort):
-            await self._engine.abort(str(message.number))
+            if message.number in self._generating:
+                self._generating[message.number].cancel()
         elif isinstance(message, CloseSession):
             await self._engine.close_session(message.session_id)
         elif isinstance(message, TakeWeights):
@@ -387,15 +385,19 @@ class EngineChild:
             assert isinstance(self._engine, SleepingEngine)
             self.start(self._answered(message.number, self._engine.sleep))
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _generate(self, message: Generate) -> Completion:
-        return await self._engine.generate(
-            message.token_ids, message.sampling, request_id=str(message.number), session_id=message.session_id
-        )
+    async def _generate(self, message: Generate) -> None:
+        name, session = str(message.number), message.session_id
+        generate = partial(self._engine.generate, message.token_ids, message.sampling)
+        try:
+            await self._answered(message.number, partial(generate, request_id=name, session_id=session))
+        finally:
+            del self._generating[message.number]
 
     async def _answered(self, number: int, work: Callable[[], Awaitable[Completion | None]]) -> None:
         """Send the load before the answer, so that the parent knows it when it gets the answer."""

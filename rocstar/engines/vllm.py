@@ -303,13 +303,8 @@ class VllmEngine:
                 raise
             self._asleep = True
 
-    async def abort(self, request_id: str) -> None:
-        """Returns when it has ended."""
-        if request := self._requests.get(request_id):
-            await self._end(request)
-
     async def close_session(self, session_id: str) -> None:
-        """Abort the session's requests."""
+        """Abort the session's requests; returns when they have ended."""
         requests = [request for request in self._requests.values() if request.session_id == session_id]
         await asyncio.gather(*(self._end(request) for request in requests))
         self._sessions.pop(session_id, None)

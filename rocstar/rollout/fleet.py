@@ -148,16 +148,6 @@ class Fleet:
         self._awake.clear()
         await asyncio.gather(*(self._send_to_sleep(member) for member in self._members.values()))
 
-    async def abort(self, request_id: str) -> None:
-        turn = self._turns.get(request_id)
-        if turn is None:
-            return
-        turn.ending = True
-        if turn.member is None:
-            self._settle(turn, without_tokens(Finish.ABORTED))
-        else:
-            await turn.member.engine.abort(turn.request_id)
-
     async def close_session(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
         if session is None:
@@ -268,7 +258,7 @@ class Fleet:
         wrong = complaint(completion, turn.sampling, vocab_size=self._vocab_size, versions=versions)
         if wrong:
             self._take_out(member, f"it returned {wrong}")
-        elif completion.finish is Finish.ABORTED and not turn.ending:
+        elif completion.finish is Finish.ABORTED:
             self._fail(turn, member, "it aborted a turn that was not aborted here")
         else:
             member.failures = 0
@@ -286,13 +276,11 @@ class Fleet:
             self._ask(turn)
 
     def _repeatable(self, turn: FleetTurn, reason: str) -> bool:
-        """Take a turn from its engine; False when that was its last try, or when it was aborted."""
+        """Take a turn from its engine; False when that was its last try."""
         assert turn.member is not None
         turn.member.turns.discard(turn)
         turn.previous, turn.member, turn.task = turn.member.name, None, None
-        if turn.ending:
-            self._settle(turn, without_tokens(Finish.ABORTED))
-        elif turn.tries >= TRIES:
+        if turn.tries >= TRIES:
             self._settle(turn, EngineUnavailable(f"{TRIES} tries failed; the last on {turn.previous}: {reason}"))
         return not turn.answer.done()
 

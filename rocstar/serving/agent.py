@@ -164,9 +164,6 @@ class StreamedEngine(ForwardingEngine):
             if part.finish is not Finish.LENGTH or not part.token_ids or len(written) >= sampling.max_new_tokens:
                 return _joined(parts)
 
-    async def abort(self, request_id: str) -> None:
-        """Not by name: cancel the task that waits."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEnvironment:

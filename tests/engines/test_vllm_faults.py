@@ -400,7 +400,7 @@ async def test_an_aborted_request_ends_with_what_the_server_wrote(server: StandI
     server.free.clear()
     request = asyncio.create_task(ask(engine))
     await server.asked_for(GENERATE)
-    await engine.abort("s/0")
+    await engine.close_session("s")
     completion = await request
     assert (completion.token_ids, completion.finish) == ((1,), Finish.ABORTED)
 
