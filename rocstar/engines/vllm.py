@@ -31,7 +31,7 @@ import msgspec
 
 from rocstar.engines.base import Earlier, refuse_impossible
 from rocstar.engines.sending import CallWorkers, SendWeights
-from rocstar.engines.vllm_client import PATIENCE_SECONDS, VllmClient, VllmCompletion, VllmMetrics
+from rocstar.engines.vllm_client import PATIENCE_SECONDS, VllmClient, VllmMetrics
 from rocstar.engines.vllm_server import (
     CANARY_ROWS,
     LOGPROBS_MODE,
@@ -319,20 +319,15 @@ class VllmEngine:
             request.sent_as = self._next_id()
             self._request_sent.set()
             seeded = facts.device != "cpu"
-            written = await client.generate(
+            written, cached = await client.generate(
                 token_ids, sampling, request_id=request.sent_as, known=self._known, seeded=seeded
             )
             await self._settled.wait()  # a completion of weights that prove wrong is not returned
             self._opened()
-            self._count(session, len(token_ids), written)
+            self._count(session, len(token_ids), written, cached)
         if written.finish is Finish.ABORTED and not request.aborted:
             raise EngineUnavailable(f"vLLM at {self.url} aborted a request that this engine did not abort")
-        return Completion(
-            token_ids=written.token_ids,
-            logprobs=written.logprobs,
-            finish=written.finish,
-            version_spans=written.version_spans,
-        )
+        return written
 
     def _next_id(self) -> str:
         return f"{self._name}-{next(self._numbers)}"
@@ -351,13 +346,13 @@ class VllmEngine:
             await asyncio.wait({request.task}, timeout=ABORT_SECONDS)
         request.task.cancel()
 
-    def _count(self, session: SessionCache, prompt: int, written: VllmCompletion) -> None:
+    def _count(self, session: SessionCache, prompt: int, written: Completion, cached: int | None) -> None:
         """Count an eviction of the session's cache since its last request. Only whole blocks stay cached."""
         block = self._metrics.block_tokens
-        if written.version_spans and written.cached_tokens is not None:
+        if written.version_spans and cached is not None:
             expected = min(session.tokens, prompt - 1) // block * block
-            if session.version == written.version_spans[0].version and written.cached_tokens < expected:
-                self._recomputed += expected - written.cached_tokens
+            if session.version == written.version_spans[0].version and cached < expected:
+                self._recomputed += expected - cached
                 self._evictions += 1
             session.tokens, session.version = prompt + len(written.token_ids) - 1, written.version_spans[-1].version
 
