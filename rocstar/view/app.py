@@ -48,7 +48,7 @@ from rocstar.view.attempt import attempt_of, by_piece, decoder_of
 from rocstar.view.curves import Curves
 from rocstar.view.index import SHORTEST, Index, Searches, cache_folder, sweep_cache
 from rocstar.view.query import evaluation_of, paired
-from rocstar.view.sources import FileCache, Library, RunSource, overview, settings_of
+from rocstar.view.sources import Library, RunSource, overview, settings_of
 from rocstar.view.whatif import RecordedGroup, TriedSettings, recorded_group
 
 STATIC = Path(__file__).parent / "static"
@@ -140,7 +140,6 @@ class AppState:
         self._indexes: dict[str, tuple[Index, Searches]] = {}
         self._curves: dict[Path, Curves] = {}
         self._opening = threading.Lock()
-        self.remembered = FileCache()
 
     def source(self, request: Request) -> RunSource:
         return self.library.source(request.path_params["name"])
@@ -180,9 +179,9 @@ def sources(state: AppState, request: Request) -> Any:
     shown, settings = [], dict[str, Mapping[str, Any]]()
     for source in state.library.sources():
         curves = state.curves(source)
-        row = overview(source, state.remembered, curves.spans())
+        row = overview(source, curves.spans())
         if source.run and "broken" not in row:
-            settings[source.name] = settings_of(source.run, state.remembered)["flat"]
+            settings[source.name] = settings_of(source.run)["flat"]
         shown.append({**row, "spark": curves.spark(), "last": curves.last()})
     columns = request.query_params.get("columns")
     chosen = _swept(settings) if not columns else [] if columns == "none" else columns.split(",")
@@ -226,7 +225,7 @@ def run(state: AppState, request: Request) -> Any:
     source = state.source(request)
     curves = state.curves(source)
     shown = {
-        **overview(source, state.remembered, curves.spans()),
+        **overview(source, curves.spans()),
         "last": curves.last(),
         "metrics": sorted(curves.names),
         "spans": curves.spans(),
