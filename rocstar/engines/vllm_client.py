@@ -250,7 +250,8 @@ def _base(url: str) -> httpx.URL:
 
 
 def read_answer(answer: VllmAnswer, known: int) -> tuple[Completion, int | None]:
-    """As `VllmClient.generate`. Raises EngineUnavailable for an answer that contradicts itself, or that has ids from `known` on."""
+    """As `VllmClient.generate`. Raises EngineUnavailable for an answer that contradicts itself, or that has ids from
+    `known` on."""
     if len(answer.choices) != 1:
         raise EngineUnavailable(f"vLLM gave {len(answer.choices)} completions where one was asked for")
     (choice,) = answer.choices
