@@ -30,7 +30,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rocstar.analysis.sweep import ITS_OWN, came_to, swept_runs
+from rocstar.analysis.sweep import ITS_OWN
 from rocstar.config.origins import ABSENT, of_run
 from rocstar.config.recipe import resolved_from_json
 from rocstar.errors import ConfigError, DataError, RocstarError
@@ -204,11 +204,6 @@ def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in varying(settings) if key not in ITS_OWN]
 
 
-def sweep(state: AppState, request: Request) -> Any:
-    name = request.path_params["name"]
-    return came_to(name, swept_runs(name, state.library.base))
-
-
 def differs(state: AppState, request: Request) -> Any:
     """Settings that are not the defaults, or not those of the run that `from` names: `setting`, `a`, `b`."""
     run, other = state.source(request).run, request.query_params.get("from", "")
@@ -337,7 +332,6 @@ def evaluation(state: AppState, request: Request) -> Any:
 
 ANSWERS: dict[str, Answer] = {
     "/api/sources": sources,
-    "/api/sweep/{name}": sweep,
     "/api/run/{name}": run,
     "/api/run/{name}/differs": differs,
     "/api/run/{name}/curves": curves,

@@ -195,7 +195,6 @@ VIEWS = {
     "/run/made/settings?from=all&q=resample": ".settings td",
     "/run/made?smooth=5&x=rl": ".chart canvas",
     "/?columns=run.seed&sort=-after": "table.runs",
-    "/sweep/swept": "table.sweep .figure",
     "/glossary": ".glossary dd",
     "/glossary?q=kept.quality": ".glossary dd",
     "/run/made/group?at=rollouts:2:2&w.method=uniform": ".tried .fate",

@@ -128,7 +128,7 @@ function Group({ sweep, runs, columns, chosen, choose }) {
   return html`<tbody>
     ${sweep && html`<tr class="sweep"><td><input type="checkbox" aria-label=${`choose the runs of sweep ${sweep}`}
         checked=${all} onChange=${() => choose(all ? without : [...without, ...names])} /></td>
-      <td colspan=${columns.length}>sweep <a href=${link(["sweep", sweep])}>${visible(sweep)}</a>
+      <td colspan=${columns.length}>sweep ${visible(sweep)}
         <span class="dim"> · ${runs.length} runs, ${finished} finished</span></td></tr>`}
     ${runs.map((run) => html`<tr key=${run.name} class=${sweep ? "member" : ""}>
       <td><input type="checkbox" aria-label=${"choose " + run.name} checked=${chosen.includes(run.name)}
