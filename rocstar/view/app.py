@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -30,12 +30,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rocstar.analysis.sweep import ITS_OWN
 from rocstar.config.origins import ABSENT, of_run
 from rocstar.config.recipe import resolved_from_json
 from rocstar.errors import ConfigError, DataError, RocstarError
 from rocstar.record.atomic import plain
-from rocstar.record.differences import settings_that_differ, varying
+from rocstar.record.differences import settings_that_differ
 from rocstar.record.folder import read_json
 from rocstar.record.formats import Feedback, feedback_of
 from rocstar.record.journal import Tail, read_journal
@@ -48,7 +47,7 @@ from rocstar.view.attempt import attempt_of, by_piece, decoder_of
 from rocstar.view.curves import Curves
 from rocstar.view.index import SHORTEST, Index, Searches, cache_folder, sweep_cache
 from rocstar.view.query import evaluation_of, paired
-from rocstar.view.sources import Library, RunSource, overview, settings_of
+from rocstar.view.sources import Library, RunSource, overview
 from rocstar.view.whatif import RecordedGroup, TriedSettings, recorded_group
 
 STATIC = Path(__file__).parent / "static"
@@ -68,7 +67,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 EVENTS_SHOWN, BROKEN_SHOWN = 500, 5
-COLUMNS_SHOWN = 6  # of settings in the list of runs, unless others are asked for
 GRACE_SECONDS = 1  # for answers under way when serving ends
 MOST_INDEXES = 4  # open at once; the one that was asked for least recently is closed
 Answer = Callable[["AppState", Request], Any]
@@ -176,32 +174,11 @@ class AppState:
 
 
 def sources(state: AppState, request: Request) -> Any:
-    shown, settings = [], dict[str, Mapping[str, Any]]()
+    shown = []
     for source in state.library.sources():
         curves = state.curves(source)
-        row = overview(source, curves.spans())
-        if source.run and "broken" not in row:
-            settings[source.name] = settings_of(source.run)["flat"]
-        shown.append({**row, "spark": curves.spark(), "last": curves.last()})
-    columns = request.query_params.get("columns")
-    chosen = _swept(settings) if not columns else [] if columns == "none" else columns.split(",")
-    for row in shown:
-        row["settings"] = {key: settings.get(row["name"], {}).get(key) for key in chosen}
-    about = {"base": str(state.library.base), "first": state.library.first}
-    return {**about, "sources": shown, "columns": chosen, "varying": _varying(list(settings.values()))}
-
-
-def _swept(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The settings that differ between the runs of a sweep."""
-    sweeps: dict[str, list[Mapping[str, Any]]] = {}
-    for one in settings.values():
-        if one.get("run.sweep"):
-            sweeps.setdefault(one["run.sweep"], []).append(one)
-    return list(dict.fromkeys(key for runs in sweeps.values() for key in _varying(runs)))[:COLUMNS_SHOWN]
-
-
-def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [key for key in varying(settings) if key not in ITS_OWN]
+        shown.append({**overview(source, curves.spans()), "spark": curves.spark(), "last": curves.last()})
+    return {"base": str(state.library.base), "first": state.library.first, "sources": shown}
 
 
 def differs(state: AppState, request: Request) -> Any:
