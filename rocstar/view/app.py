@@ -34,7 +34,6 @@ from rocstar.config.origins import ABSENT, of_run
 from rocstar.config.recipe import resolved_from_json
 from rocstar.errors import ConfigError, DataError, RocstarError
 from rocstar.record.atomic import plain
-from rocstar.record.differences import settings_that_differ
 from rocstar.record.folder import read_json
 from rocstar.record.formats import Feedback, feedback_of
 from rocstar.record.journal import Tail, read_journal
@@ -182,13 +181,9 @@ def sources(state: AppState, request: Request) -> Any:
 
 
 def differs(state: AppState, request: Request) -> Any:
-    """Settings that are not the defaults, or not those of the run that `from` names: `setting`, `a`, `b`."""
-    run, other = state.source(request).run, request.query_params.get("from", "")
-    if run is None:
+    """Settings that are not the defaults: `setting`, `a`, `b`."""
+    if (run := state.source(request).run) is None:
         return []
-    if other:
-        against = state.library.source(other).run
-        return settings_that_differ(against, run) if against else []
     given = of_run(resolved_from_json(run.resolved), run.name, (), {})
     return [{"setting": one.key, "a": None if one.default == ABSENT else one.default, "b": one.value} for one in given]
 
