@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -114,9 +113,9 @@ class VllmEngine:
         start: StartServer = VllmServer.start,
         tell: Tell = lambda line: None,
     ) -> None:
-        """patience_seconds: a server that takes longer for an answer, or that writes no token for so long while it has
-        requests, has failed. start: starts a server of its own. tell: called with lines of progress while a server
-        starts."""
+        """patience_seconds: a server that takes longer for an answer that needs no tokens has failed; whether it makes
+        progress with requests is the fleet's to judge. start: starts a server of its own. tell: called with lines of
+        progress while a server starts."""
         self._server_name = ""
         self._place, self._known, self._patience, self._tell = server, vocab_size, patience_seconds, tell
         self._start = start
@@ -400,9 +399,8 @@ class VllmEngine:
     # -- facts ------------------------------------------------------------------------------------------------------
 
     async def _look(self, client: VllmClient) -> None:
-        """Updates `_metrics` while the server answers, and fails requests without progress; waits for one to be sent,
-        or IDLE_SECONDS; ends when the engine is closed."""
-        quiet, previous = 0.0, self._metrics
+        """Updates `_metrics` while the server answers; waits for a request to be sent, or IDLE_SECONDS; ends when the
+        engine is closed."""
         while True:
             if not self._requests:
                 with suppress(TimeoutError):
@@ -410,23 +408,9 @@ class VllmEngine:
                         await self._request_sent.wait()
             self._request_sent.clear()
             await asyncio.sleep(LOOK_SECONDS / 2)  # by then the server has begun the request
-            waited = await self._look_once(client)
-            is_due = bool(self._requests) and self._settled.is_set()
-            quiet = quiet + waited + LOOK_SECONDS if is_due and self._metrics == previous else 0.0
-            previous = self._metrics
-            if quiet > self._patience:
-                self._fail_all(f"vLLM at {self.url} did nothing for {quiet:.0f} s with {len(self._requests)} requests")
+            with suppress(EngineUnavailable):  # the next request raises it
+                self._metrics = await client.metrics()
             await asyncio.sleep(LOOK_SECONDS / 2)
-
-    async def _look_once(self, client: VllmClient) -> float:
-        """Seconds waited without an answer; 0 if one comes, however late: while a learner keeps the event loop busy,
-        answers are not read."""
-        began = time.monotonic()
-        try:
-            self._metrics = await client.metrics()
-        except EngineUnavailable:  # the next request raises it
-            return time.monotonic() - began
-        return 0.0
 
     def _started(self) -> tuple[VllmClient, VllmFacts]:
         if self._client is None or self._facts is None:
