@@ -17,7 +17,6 @@ import asyncio
 import signal
 import socket
 import struct
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -103,8 +102,6 @@ class EngineAnswer(Struct, frozen=True, tag=True):
 
 class LoadReport(Struct, frozen=True, tag=True):
     load: EngineLoad
-    cpu_seconds: float
-    """Used by the child so far."""
 
 
 ToChild = OpenEngine | Generate | Abort | CloseSession | TakeWeights | Sleep
@@ -144,7 +141,7 @@ class ProcessEngine:
         self._asked: dict[int, asyncio.Future[EngineAnswer]] = {}
         self._generating = 0
         self._ended = "has not been started"
-        self._load, self._cpu_seconds = NOTHING, 0.0
+        self._load = NOTHING
         self._earlier = Earlier()
 
     @property
@@ -158,8 +155,8 @@ class ProcessEngine:
     async def restart(self, newest: NewestWeights | None) -> None:
         """End the process and start one; until then calls fail. Raises EngineUnavailable, ConfigError."""
         await self.close()
-        self._earlier.keep(self.load(), self.cpu_seconds())
-        self._load, self._cpu_seconds = NOTHING, 0.0
+        self._earlier.keep(self.load())
+        self._load = NOTHING
         try:
             await self._spawn()
         except OSError as error:
@@ -197,10 +194,6 @@ class ProcessEngine:
         """As the process last reported; counters persist over restarts."""
         load = self._earlier.and_load(self._load)
         return replace(load, waiting=max(0, self._generating - load.running))
-
-    def cpu_seconds(self) -> float:
-        """CPU seconds of the process, as it last reported, and of the processes before it."""
-        return self._earlier.and_cpu(self._cpu_seconds)
 
     async def load_weights(self, weights: Weights) -> None:
         if weights.folder is None:
@@ -263,7 +256,7 @@ class ProcessEngine:
 
     def _hear(self, message: FromChild) -> None:
         if isinstance(message, LoadReport):
-            self._load, self._cpu_seconds = message.load, message.cpu_seconds
+            self._load = message.load
             return
         waiter = self._asked.get(message.number)
         if waiter is None or waiter.done():
@@ -362,7 +355,7 @@ class EngineChild:
         load = self._engine.load()
         if load != self._said:
             self._said = load
-            self._send(LoadReport(load, time.process_time()))
+            self._send(LoadReport(load))
 
     async def report_always(self) -> None:
         while True:

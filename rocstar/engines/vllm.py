@@ -139,7 +139,6 @@ class VllmEngine:
         self._metrics = self._first = VllmMetrics()
         self._earlier = Earlier()
         self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
-        self._cpu_seconds = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -167,8 +166,8 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End a server of its own, leave one at a URL unchanged; callers get EngineUnavailable."""
-        self._earlier.keep(self.load(), self.cpu_seconds())
-        self._cpu_seconds, self._broken = 0.0, f"the engine {self.url} was closed"
+        self._earlier.keep(self.load())
+        self._broken = f"the engine {self.url} was closed"
         self._first, self._metrics = (
             VllmMetrics(),
             replace(VllmMetrics(), capacity_tokens=self._metrics.capacity_tokens),
@@ -256,12 +255,6 @@ class VllmEngine:
             evictions=self._evictions + max(0, preempted),
         )
         return self._earlier.and_load(load)
-
-    def cpu_seconds(self) -> float:
-        """CPU seconds of the servers that this engine has started; 0 for one at a URL."""
-        if self._server:
-            self._cpu_seconds = max(self._cpu_seconds, self._server.cpu_seconds())
-        return self._earlier.and_cpu(self._cpu_seconds)
 
     async def load_weights(self, weights: Weights) -> None:
         """Pause, exchange, resume, and check the canary rows. Requests in flight continue under the new weights, which

@@ -106,7 +106,7 @@ async def test_closing_a_server_ends_all_that_it_started(tmp_path: Path, stub: P
     for killed in (False, True):
         server = await VllmServer.start(settings(tmp_path, stub))
         worker = worker_of(tmp_path / "vllm.log")
-        assert psutil.pid_exists(worker) and server.cpu_seconds() > 0
+        assert psutil.pid_exists(worker)
         if killed:
             os.kill(server.pid, signal.SIGKILL)
         await server.close()
