@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
 from rocstar.protocols import Engine, RestartableEngine, SleepingEngine
@@ -36,14 +36,8 @@ PROBE = Sampling(max_new_tokens=1)
 PROBE_IDS = (0,)  # an id that every tokenizer has
 
 
-class Tell(Protocol):
-    """Records an event of a run (`record.tracker.RunTracker.event`)."""
-
-    def __call__(self, event: str, **details: Any) -> None: ...
-
-
-def ignore_event(event: str, **details: Any) -> None:
-    """A Tell that records nothing, for a fleet without a run."""
+Tell = Callable[..., None]
+"""Records an event of a run, its name and details (`record.tracker.RunTracker.event`)."""
 
 
 class Fleet:
@@ -60,7 +54,7 @@ class Fleet:
         *,
         vocab_size: int | None = None,
         patience_seconds: float = 120.0,
-        tell: Tell = ignore_event,
+        tell: Tell = lambda event, **details: None,
     ) -> None:
         self._members = {
             name: FleetMember(name=name, engine=engine, version=engine.load().policy_version)
