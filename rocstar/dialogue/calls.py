@@ -31,7 +31,8 @@ class CallSyntax(Protocol):
         ...
 
     def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        """The calls of one completion, in order, malformed ones included; ids count on from `call_<first_id>`."""
+        """The calls of one completion, in order, malformed ones included; ids count on from `call_<first_id>`, the
+        number of calls before it, so that they stay unique in a trajectory."""
         ...
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
@@ -63,7 +64,11 @@ class HermesCalls:
     reserved = (OPEN, CLOSE)
 
     def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        return parse_calls(text, first_id)
+        """A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last closing
+        tag before the next opening one, an unclosed one at the end of the text. Time is linear in the text. Source:
+        paper §2.1 (parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such
+        a turn as an answer."""
+        return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_blocks(text))]
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
         body = json_segments({"name": tool, "arguments": dict(arguments)}, Author.ASSISTANT)
@@ -74,18 +79,7 @@ class HermesCalls:
 
 
 HERMES = HermesCalls()
-
-
-def parse_calls(text: str, first_id: int = 0) -> list[ToolCall]:
-    """The tool calls of one completion, in order, malformed ones included.
-
-    Ids are `call_<first_id>`, `call_<first_id + 1>` ...; pass the number of calls seen before so that they stay unique
-    in a trajectory. A closing tag inside a string of the JSON closes nothing; a block that is not JSON ends at the last
-    closing tag before the next opening one, an unclosed one at the end of the text. Time is linear in the text. Source:
-    paper §2.1 (parse errors go back to the model); that an unclosed tag is a call is ours: the release treats such a
-    turn as an answer.
-    """
-    return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_blocks(text))]
+parse_calls = HERMES.parse
 
 
 def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -278,9 +272,5 @@ def _function(text: str, first: re.Match[str]) -> Found:
     name, closes, rest = raw[len(FUNCTION) : -len(END)].partition(">")
     if not name.strip() or not closes or "<" in name:
         return Found(begin, outside, raw, complaint=f"no name between {FUNCTION} and >")
-    arguments = {each[1]: _without_newlines(each[2]) for each in _PARAMETER.finditer(rest)}
+    arguments = {each[1]: each[2].removeprefix("\n").removesuffix("\n") for each in _PARAMETER.finditer(rest)}
     return Found(begin, outside, raw, {"name": name.strip(), "arguments": arguments})
-
-
-def _without_newlines(value: str) -> str:
-    return value.removeprefix("\n").removesuffix("\n")

@@ -124,7 +124,12 @@ class Fleet:
         up = [member for member in self._members.values() if member.up]
         taken = await asyncio.gather(*(self._give(member, weights) for member in up or self._members.values()))
         if not any(taken):
-            await self._wait_for_one(weights)
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._back.wait()
+            except TimeoutError:
+                error = f"no engine took weights {weights.version}: {self._reasons()}"
+                raise EngineUnavailable(error) from None
         self._weights = replace(weights, tensors=None) if weights.folder else None
 
     @property
@@ -399,13 +404,6 @@ class Fleet:
                     await self._within(member.engine.sleep(), "did not sleep")
             except EngineUnavailable as error:
                 self._take_out(member, str(error))
-
-    async def _wait_for_one(self, weights: Weights) -> None:
-        try:
-            async with asyncio.timeout(self._patience):
-                await self._back.wait()
-        except TimeoutError:
-            raise EngineUnavailable(f"no engine took weights {weights.version}: {self._reasons()}") from None
 
     async def _within(self, work: Coroutine[Any, Any, Any], failing: str) -> Any:
         """Await work within the patience. Raises EngineUnavailable."""
