@@ -238,8 +238,7 @@ def group(state: AppState, request: Request) -> Any:
     rows = query.group_of(index, file, grp)
     if not rows:
         raise KeyError(grp)
-    problem = query.problem_of(index, rows[0]["problem_id"])
-    return {"problem": problem, "siblings": rows, "history": query.history_of(index, problem["problem_id"])}
+    return {"problem": query.problem_of(index, rows[0]["problem_id"]), "siblings": rows}
 
 
 def what_if(state: AppState, request: Request) -> Any:
