@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from rocstar.engines.memory import cache_bytes, refuse_too_many_tokens
+from rocstar.engines.memory import cache_bytes
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError, first_line
 from rocstar.sandbox.container import host_bytes
@@ -146,11 +146,6 @@ def kv_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
 def available_bytes(device: torch.device) -> int:
     """Memory that can still be taken on `device`; on a CPU within this process's memory group too."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_bytes()
-
-
-def refuse_what_does_not_fit(model: Any, tokens: int) -> None:
-    """Raises ConfigError when the cache would take more than there is."""
-    refuse_too_many_tokens(kv_bytes(model.config, tokens, model.dtype), available_bytes(model.device), tokens)
 
 
 # -- attention -----------------------------------------------------------------------------------------------------

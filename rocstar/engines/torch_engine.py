@@ -19,10 +19,10 @@ import torch
 from safetensors import SafetensorError
 
 from rocstar.engines.base import refuse_impossible
-from rocstar.engines.memory import kv_pages
+from rocstar.engines.memory import kv_pages, refuse_too_many_tokens
 from rocstar.engines.pages import PAGE
 from rocstar.engines.process import EngineSettings, run
-from rocstar.engines.torch_cache import refuse_what_does_not_fit
+from rocstar.engines.torch_cache import available_bytes, kv_bytes
 from rocstar.engines.torch_decoder import PagedDecoder
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.torch_table import Work
@@ -53,7 +53,8 @@ class TorchEngine:
                 "another model; put the model's own tokenizer into its folder"
             )
         pages = kv_pages(kv_tokens, rows, positions)
-        refuse_what_does_not_fit(model, pages * PAGE)
+        needed = kv_bytes(model.config, pages * PAGE, model.dtype)
+        refuse_too_many_tokens(needed, available_bytes(model.device), pages * PAGE)
         lowered(model, model.dtype).eval().requires_grad_(False)
         self._device = model.device
         with self._on_device():

@@ -265,9 +265,13 @@ class VllmEngine:
         async with self._exchange:  # before a sender expects it: an engine given twice would wait for itself
             client, facts = self._started()
             self._settled.clear()
+
+            async def load(call: CallWorkers, workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+                return await call("rocstar_load", weights.folder)
+
             try:
-                with weights.sender.expecting() if weights.sender else nullcontext() as send:
-                    preempted = await self._take(client, weights, send or self._by_folder(weights.folder))
+                with weights.sender.expecting() if weights.sender else nullcontext(load) as send:
+                    preempted = await self._take(client, weights, send)
                 await self._check(client, weights, facts)
                 self._preempted_for_weights += (await client.metrics()).preemptions - preempted
                 self._version, self._broken = weights.version, None
@@ -349,13 +353,6 @@ class VllmEngine:
             session.tokens, session.version = prompt + len(written.token_ids) - 1, written.version_spans[-1].version
 
     # -- weights ----------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _by_folder(folder: str) -> SendWeights:
-        async def send(call: CallWorkers, workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-            return await call("rocstar_load", folder)
-
-        return send
 
     async def _take(self, client: VllmClient, weights: Weights, send: SendWeights) -> int:
         """Returns how many requests had lost their cache before."""

@@ -333,11 +333,7 @@ async def _begun(name: str, engine: OwnedEngine) -> None:
 
 @asynccontextmanager
 async def opened_fleet(
-    engines: Mapping[str, OwnedEngine],
-    *,
-    vocab_size: int,
-    patience_seconds: float,
-    tell: Tell = lambda event, **details: None,
+    engines: Mapping[str, OwnedEngine], *, vocab_size: int, patience_seconds: float, tell: Tell = lambda *_, **__: None
 ) -> AsyncIterator[Fleet]:
     """These engines as one, even a single one, so that faults of engines are handled in one place. Starts their
     processes in parallel; everything is closed with the context. patience_seconds: `engine_patience_seconds`. Raises

@@ -54,7 +54,7 @@ class Fleet:
         *,
         vocab_size: int | None = None,
         patience_seconds: float = 120.0,
-        tell: Tell = lambda event, **details: None,
+        tell: Tell = lambda *_, **__: None,
     ) -> None:
         self._members = {
             name: FleetMember(name=name, engine=engine, version=engine.load().policy_version)
