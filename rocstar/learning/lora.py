@@ -7,7 +7,7 @@ which PEFT merges (`parts/modelfolder.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rocstar.config.sections import ModelSection
+from rocstar.errors import ConfigError
 from rocstar.learning.ranks import full
 
 ADAPTER = "default"
@@ -26,14 +27,14 @@ BASE, DOWN, UP = ".base_layer.", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER
 
 
 def add_adapters(model: Any, section: ModelSection, dtype: torch.dtype, seed: int) -> None:
-    """From now on train only adapters, in fp32; the model's own matrices stay in `dtype`. That its layers have the
-    targets is checked before (`parts.modelfolder.refuse_targets`)."""
+    """From now on train only adapters, in fp32; the model's own matrices stay in `dtype`. Raises ConfigError for a
+    target that is not a linear layer inside the model's layers."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
         r=section.lora_rank,
         lora_alpha=section.lora_alpha,
-        target_modules=section.lora_targets or "all-linear",
+        target_modules=_targets(model, section.lora_targets),
         base_model_name_or_path=str(Path(model.name_or_path).absolute()),
         task_type="CAUSAL_LM",
     )
@@ -44,6 +45,17 @@ def add_adapters(model: Any, section: ModelSection, dtype: torch.dtype, seed: in
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.ndim > 1:
             parameter.data = parameter.data.to(dtype)
+
+
+def _targets(model: Any, requested: Sequence[str]) -> list[str]:
+    layers = [name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)]
+    there = sorted({name.rpartition(".")[2] for name in layers})
+    if wrong := [target for target in requested or there or ["nothing"] if target not in there]:
+        raise ConfigError(
+            f"model.lora_targets names {wrong[0]!r}, which is not a linear layer of a model of type "
+            f"{model.config.model_type}; there are {', '.join(there) or 'none'}"
+        )
+    return list(requested) or there
 
 
 def adapters(model: nn.Module) -> dict[str, torch.Tensor]:
