@@ -365,7 +365,9 @@ class EngineChild:
     async def obey(self, message: object) -> None:
         """Start the work that a message requests."""
         if isinstance(message, Generate):
-            self._generating[message.number] = self.start(self._generate(message))
+            task = self.start(self._answered(message.number, partial(self._generate, message)))
+            self._generating[message.number] = task
+            task.add_done_callback(lambda _: self._generating.pop(message.number))
         elif isinstance(message, Abort):
             if message.number in self._generating:
                 self._generating[message.number].cancel()
@@ -384,13 +386,10 @@ class EngineChild:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _generate(self, message: Generate) -> None:
-        name, session = str(message.number), message.session_id
-        generate = partial(self._engine.generate, message.token_ids, message.sampling)
-        try:
-            await self._answered(message.number, partial(generate, request_id=name, session_id=session))
-        finally:
-            del self._generating[message.number]
+    async def _generate(self, message: Generate) -> Completion:
+        return await self._engine.generate(
+            message.token_ids, message.sampling, request_id=str(message.number), session_id=message.session_id
+        )
 
     async def _answered(self, number: int, work: Callable[[], Awaitable[Completion | None]]) -> None:
         """Send the load before the answer, so that the parent knows it when it gets the answer."""
