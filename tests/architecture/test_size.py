@@ -19,35 +19,35 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "analysis": (1943, 11),
     "answers": (3515, 18),
     "cli": (3395, 23),
-    "cluster": (858, 8),
+    "cluster": (847, 8),
     "config": (2188, 11),
     "data": (4519, 24),
-    "dialogue": (1808, 11),
-    "engines": (4573, 24),
+    "dialogue": (1792, 11),
+    "engines": (4461, 24),
     "errors": (53, 1),
     "evaluation": (3539, 21),
     "faults": (656, 4),
     "forecast": (2013, 9),
     "learning": (3406, 19),
     "parts": (1807, 10),
-    "protocols": (290, 1),
+    "protocols": (284, 1),
     "record": (3023, 17),
-    "rollout": (1850, 12),
-    "run": (4714, 24),
+    "rollout": (1828, 12),
+    "run": (4706, 24),
     "sandbox": (8681, 47),
-    "serving": (774, 6),
+    "serving": (754, 6),
     "support": (2117, 17),
     "tools": (957, 7),
     "train": (209, 1),
     "types": (622, 1),
-    "view": (1957, 9),
+    "view": (1904, 9),
 }
-CLASSES, FUNCTIONS = 589, 4222
+CLASSES, FUNCTIONS = 580, 4183
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 51_251}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_499, "tests/**/*.py": 51_234}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
