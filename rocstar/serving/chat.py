@@ -12,13 +12,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from rocstar.config.values import drawable
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Ran, answered, checked, environment_for, opened_agent
 from rocstar.serving.app import as_data, shown
+from rocstar.serving.requests import refuse_temperature
 from rocstar.serving.spec import ChatSpec
 from rocstar.support.exits import visible
 from rocstar.types import Sampling, Stop, Trajectory
@@ -40,10 +40,7 @@ def chat(spec: ChatSpec, question: Callable[[], Awaitable[str]]) -> None:
     positions = spec.context or min(subject.holds, ANSWERS * answer + PROMPT_TOKENS)
     if spec.system is not None and rollout.environment is not None:
         raise ConfigError("--system has no place in rollout.environment, which lays out its questions itself")
-    try:
-        drawable(spec.temperature)
-    except ValueError as error:
-        raise ConfigError(f"--temperature {error}") from None
+    refuse_temperature("--temperature", spec.temperature)
 
     async def talk() -> None:
         async with opened_agent(subject, positions=positions, rows=1) as roller:

@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, ValidationError
 
-from rocstar.config.values import Temperature
 from rocstar.data.sft.check import check_roles
 from rocstar.data.sft.format import Chat, Message, Role, chat_message
 from rocstar.errors import DataError
 from rocstar.support.listen import object_in
 from rocstar.types import Sampling, utf8
+
+LEAST_TEMPERATURE = 1e-4
 
 
 def _conversation(listed: Any) -> Chat:
@@ -33,7 +34,7 @@ class ChatRequest(BaseModel):
     """The messages; the last one is the user's or a tool's."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Limit of the whole answer, tool replies included; None: all the room."""
-    temperature: Temperature = Field(default=1.0, ge=0, le=10)
+    temperature: float = Field(default=1.0, ge=0, le=10)
     top_p: float = Field(default=1.0, ge=1e-6, le=1)
     top_k: int = Field(default=0, ge=0, le=1 << 20)
     seed: int = Field(ge=0, lt=1 << 63)
@@ -84,6 +85,7 @@ def read_request(body: bytes, seed: int) -> ChatRequest:
         raise DataError(_complaint(error)) from None
     except (AttributeError, LookupError, RecursionError, TypeError, UnicodeError, ValueError):
         raise DataError("the request has another form than chat completions have; see OpenAI's reference") from None
+    refuse_temperature("temperature", asked.temperature)
     return asked
 
 
@@ -94,3 +96,9 @@ def _complaint(error: ValidationError) -> str:
         return f"{field}: {first['msg']}"
     why = ", because this server runs the agent's own tools itself (rocstar eval: --tools none)"
     return f"{field} is not obeyed here; leave it out{why if field.startswith('tool') else ''}"
+
+
+def refuse_temperature(name: str, value: float) -> None:
+    """Raises DataError for a temperature that is too small for fp32 to divide by."""
+    if 0.0 < value < LEAST_TEMPERATURE:
+        raise DataError(f"{name} {value:g} is too small to draw by; 0 takes the likeliest token")

@@ -117,7 +117,7 @@ async def test_the_conversation_so_far_is_laid_out_as_the_template_does() -> Non
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text content"),
         ({"messages": [{"role": "user", "content": "x"}] * 2}, "expected a message of role assistant"),
         ({"surprise": 1}, "surprise is not obeyed here"),
-        ({"temperature": 5e-324}, "is less than 0.01, the least that every engine draws at"),
+        ({"temperature": 5e-324}, "too small to draw by; 0 takes the likeliest token"),
         ({"seed": 1.5}, "seed: Input should be a valid integer"),
         ({"stream": "yes"}, "stream: Input should be a valid boolean"),
         ({"stop": ["x"]}, "stop: Input should be"),
