@@ -38,7 +38,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from frame import ROOT, by_turns, of_child, parser, qwen3, report, spread
+from frame import ROOT, by_turns, cpu_seconds, of_child, parser, qwen3, report, spread
 
 ROWS = 64  # attempts that decode at once
 POSITIONS = 1024  # of the longest attempt
@@ -275,7 +275,7 @@ async def vllm(model: Any) -> AsyncIterator[Contestant]:
         engine = VllmEngine(server.url, vocab_size=model.config.vocab_size)
         try:
             await engine.restart(None)
-            yield Contestant(engine, cpu_seconds=server.cpu_seconds)
+            yield Contestant(engine, cpu_seconds=lambda: cpu_seconds(server.pid))
         finally:
             await engine.close()
             await server.close()

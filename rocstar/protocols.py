@@ -85,12 +85,9 @@ class Engine(Protocol):
         In-memory `weights.tensors` are read until this returns and not after."""
         ...
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its waiter gets a Completion with finish ABORTED. Unknown ids are ignored."""
-        ...
-
     async def close_session(self, session_id: str) -> None:
-        """Forget what is cached for a session. Unknown ids are ignored."""
+        """Forget what is cached for a session, and end its requests: their waiters get a Completion with finish
+        ABORTED. Unknown ids are ignored."""
         ...
 
 
@@ -110,9 +107,6 @@ class ForwardingEngine:
 
     async def load_weights(self, weights: Weights) -> None:
         await self._engine.load_weights(weights)
-
-    async def abort(self, request_id: str) -> None:
-        await self._engine.abort(request_id)
 
     async def close_session(self, session_id: str) -> None:
         await self._engine.close_session(session_id)

@@ -154,9 +154,6 @@ class ScriptedEngine:
     async def load_weights(self, weights: Weights) -> None:
         self._version = weights.version
 
-    async def abort(self, request_id: str) -> None:
-        """Nothing runs long enough to be aborted."""
-
     async def close_session(self, session_id: str) -> None:
         self._taken.pop(session_id, None)
         self._held.pop(session_id, None)

@@ -22,7 +22,6 @@ from rocstar.errors import EngineUnavailable, RocstarError
 if TYPE_CHECKING:
     from rocstar.parts.placement import Placed, Placement
 
-ASK_SECONDS = 5.0  # for an answer, which a healthy machine gives at once
 END_SECONDS = 40.0  # more than a server's orderly shutdown takes
 
 
@@ -39,9 +38,6 @@ class ServerActor:
         self._server = await VllmServer.start(replace(settings, host=host))
         return self._server.url, self._server.pid
 
-    async def cpu_seconds(self) -> float:
-        return self._server.cpu_seconds() if self._server else 0.0
-
     async def close(self) -> None:
         if self._server:
             await self._server.close()
@@ -53,7 +49,6 @@ class RayServer:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self.url, self.pid = "", 0
-        self._cpu_seconds = 0.0
 
     async def start(self, settings: VllmSettings) -> None:
         """Raises ConfigError, EngineUnavailable."""
@@ -66,12 +61,6 @@ class RayServer:
             if isinstance(cause := getattr(error, "cause", None), RocstarError):
                 raise cause from None
             raise EngineUnavailable(f"Ray did not start a vLLM server: {sentence(error)}") from error
-
-    def cpu_seconds(self) -> float:
-        """CPU seconds so far; the last known value if the machine does not answer."""
-        with suppress(ray.exceptions.RayError):
-            self._cpu_seconds = ray.get(self._actor.cpu_seconds.remote(), timeout=ASK_SECONDS)
-        return self._cpu_seconds
 
     async def close(self) -> None:
         with suppress(ray.exceptions.RayError, TimeoutError):

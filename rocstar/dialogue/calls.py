@@ -32,7 +32,8 @@ class CallSyntax(Protocol):
         ...
 
     def parse(self, text: str, first_id: int = 0) -> list[ToolCall]:
-        """The calls of one completion, in order, malformed ones included; ids count on from `call_<first_id>`."""
+        """The calls of one completion, in order, malformed ones included; ids count on from `call_<first_id>`, the
+        number of calls before it, so that they stay unique in a trajectory."""
         ...
 
     def render(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Segment, ...]:
@@ -268,7 +269,7 @@ def _function(text: str, first: re.Match[str]) -> Found:
     name, closes, rest = raw[len(FUNCTION) : -len(END)].partition(">")
     if not name.strip() or not closes or "<" in name:
         return Found(begin, outside, raw, complaint=f"no name between {FUNCTION} and >")
-    arguments = {each[1]: _without_newlines(each[2]) for each in _PARAMETER.finditer(rest)}
+    arguments = {each[1]: each[2].removeprefix("\n").removesuffix("\n") for each in _PARAMETER.finditer(rest)}
     return Found(begin, outside, raw, {"name": name.strip(), "arguments": arguments})
 
 
@@ -281,7 +282,3 @@ XML = _lined(
 """`<tool_call>` `<function=NAME>` `<parameter=KEY>` value `</parameter>` ... `</function>` `</tool_call>`, read as
 vLLM 0.32 does: a call ends at the first `</function>`, a value at the first `</parameter>` or where the next one
 begins, without one newline at each of its ends; the outer tags may be missing. All values are text."""
-
-
-def _without_newlines(value: str) -> str:
-    return value.removeprefix("\n").removesuffix("\n")

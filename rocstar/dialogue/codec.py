@@ -72,10 +72,8 @@ class Codec:
         used = [segment for segment in segments if segment.text]
         texts = [s.text if s.author is Author.TEMPLATE else self._neutral(s.text, plain) for s in used]
         forbidden = self._forbidden(tuple(reserved))
-        bounds = _Bounds(
-            [*accumulate(map(len, texts))], [forbidden.get(segment.author, frozenset()) for segment in used]
-        )
-        return self._encoded("".join(texts), 0, bounds)
+        ends = [*accumulate(map(len, texts))]
+        return self._encoded("".join(texts), 0, ends, [forbidden.get(segment.author, frozenset()) for segment in used])
 
     def least_tokens(self, text: str) -> int:
         """A lower bound on the tokens of the text, a hundred times faster than encoding: each character counts as one
@@ -151,43 +149,39 @@ class Codec:
         spaced = _spaced(normalized, [normalizer.normalize_str(marker) for marker in plain])
         return text if spaced == normalized else spaced
 
-    def _encoded(self, text: str, start: int, bounds: _Bounds) -> list[int]:
-        """Ids of `text`, which begins at character `start` of the full text."""
+    def _encoded(self, text: str, start: int, ends: Sequence[int], forbidden: Sequence[frozenset[int]]) -> list[int]:
+        """Ids of `text`, which begins at character `start` of the full text. ends, forbidden: of each segment, where it
+        ends and which tokens it must not become."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        suspects = frozenset().union(*forbidden)
         found = (
-            bounds.cut(token, start + left, start + right)
+            _cut(ends, forbidden, token, start + left, start + right)
             for token, (left, right) in zip(encoding.ids, encoding.offsets, strict=True)
-            if token in bounds.tokens
+            if token in suspects
         )
         cuts = sorted({cut - start for cut in found if cut is not None})
         if not cuts:
             return list(encoding.ids)
         parts = pairwise((0, *cuts, len(text)))
-        return [token for left, right in parts for token in self._encoded(text[left:right], start + left, bounds)]
+        return [
+            token for left, right in parts for token in self._encoded(text[left:right], start + left, ends, forbidden)
+        ]
 
 
-class _Bounds:
-    """The end of each segment, and its forbidden tokens."""
-
-    def __init__(self, ends: Sequence[int], forbidden: Sequence[frozenset[int]]) -> None:
-        self._ends = ends
-        self._forbidden = forbidden
-        self.tokens = frozenset().union(*forbidden)
-
-    def cut(self, token: int, left: int, right: int) -> int | None:
-        """Where to cut so that the characters `left` to `right` are not this token: at the edge of the segment that
-        forbids it, or in the middle. None if it is allowed, or is a single character, which can't be cut (bytes the
-        tokenizer does not know)."""
-        place = bisect_right(self._ends, left)
-        while place < len(self._ends) and (begin := self._ends[place - 1] if place else 0) < right:
-            if token in self._forbidden[place]:
-                if begin > left:
-                    return begin
-                if self._ends[place] < right:
-                    return self._ends[place]
-                return (left + right) // 2 if right - left > 1 else None
-            place += 1
-        return None
+def _cut(ends: Sequence[int], forbidden: Sequence[frozenset[int]], token: int, left: int, right: int) -> int | None:
+    """Where to cut so that the characters `left` to `right` are not this token: at the edge of the segment that forbids
+    it, or in the middle. None if it is allowed, or is a single character, which can't be cut (bytes the tokenizer does
+    not know)."""
+    place = bisect_right(ends, left)
+    while place < len(ends) and (begin := ends[place - 1] if place else 0) < right:
+        if token in forbidden[place]:
+            if begin > left:
+                return begin
+            if ends[place] < right:
+                return ends[place]
+            return (left + right) // 2 if right - left > 1 else None
+        place += 1
+    return None
 
 
 def _spaced(text: str, markers: Iterable[str]) -> str:

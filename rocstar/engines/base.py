@@ -25,11 +25,11 @@ class Earlier:
     """An engine's counts from before its last restart."""
 
     def __init__(self) -> None:
-        self._load, self._cpu_seconds = NOTHING, 0.0
+        self._load = NOTHING
 
-    def keep(self, load: EngineLoad, cpu_seconds: float) -> None:
-        """To be called as the engine ends. `load` and `cpu_seconds` are totals since its first start."""
-        self._load, self._cpu_seconds = load, cpu_seconds
+    def keep(self, load: EngineLoad) -> None:
+        """To be called as the engine ends. `load` has totals since its first start."""
+        self._load = load
 
     def and_load(self, load: EngineLoad) -> EngineLoad:
         """`load` of the engine since its restart, plus the earlier counts."""
@@ -40,7 +40,3 @@ class Earlier:
             recomputed_tokens=before.recomputed_tokens + load.recomputed_tokens,
             evictions=before.evictions + load.evictions,
         )
-
-    def and_cpu(self, seconds: float) -> float:
-        """CPU seconds since the restart, plus the earlier ones."""
-        return self._cpu_seconds + seconds

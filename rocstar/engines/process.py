@@ -17,7 +17,6 @@ import asyncio
 import signal
 import socket
 import struct
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -75,7 +74,7 @@ class Generate(Struct, frozen=True, tag=True):
 
 class Abort(Struct, frozen=True, tag=True):
     number: int
-    """Number of the Generate to end."""
+    """Number of the Generate to cancel."""
 
 
 class CloseSession(Struct, frozen=True, tag=True):
@@ -103,8 +102,6 @@ class EngineAnswer(Struct, frozen=True, tag=True):
 
 class LoadReport(Struct, frozen=True, tag=True):
     load: EngineLoad
-    cpu_seconds: float
-    """Used by the child so far."""
 
 
 ToChild = OpenEngine | Generate | Abort | CloseSession | TakeWeights | Sleep
@@ -142,9 +139,9 @@ class ProcessEngine:
         self._reading: asyncio.Task[None] | None = None
         self._numbers = 0
         self._asked: dict[int, asyncio.Future[EngineAnswer]] = {}
-        self._requests: dict[str, int] = {}
+        self._generating = 0
         self._ended = "has not been started"
-        self._load, self._cpu_seconds = NOTHING, 0.0
+        self._load = NOTHING
         self._earlier = Earlier()
 
     @property
@@ -158,8 +155,8 @@ class ProcessEngine:
     async def restart(self, newest: NewestWeights | None) -> None:
         """End the process and start one; until then calls fail. Raises EngineUnavailable, ConfigError."""
         await self.close()
-        self._earlier.keep(self.load(), self.cpu_seconds())
-        self._load, self._cpu_seconds = NOTHING, 0.0
+        self._earlier.keep(self.load())
+        self._load = NOTHING
         try:
             await self._spawn()
         except OSError as error:
@@ -180,15 +177,15 @@ class ProcessEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        number = self._requests[request_id] = self._next()
+        number = self._next()
+        self._generating += 1
         try:
             answer = await self._call(Generate(number, tuple(token_ids), sampling, session_id))
         except asyncio.CancelledError:
             self._send(Abort(number))
             raise
         finally:
-            if self._requests.get(request_id) == number:
-                del self._requests[request_id]
+            self._generating -= 1
         if answer.completion is None:
             raise EngineUnavailable("the engine process answered without a completion")
         return answer.completion
@@ -196,11 +193,7 @@ class ProcessEngine:
     def load(self) -> EngineLoad:
         """As the process last reported; counters persist over restarts."""
         load = self._earlier.and_load(self._load)
-        return replace(load, waiting=max(0, len(self._requests) - load.running))
-
-    def cpu_seconds(self) -> float:
-        """CPU seconds of the process, as it last reported, and of the processes before it."""
-        return self._earlier.and_cpu(self._cpu_seconds)
+        return replace(load, waiting=max(0, self._generating - load.running))
 
     async def load_weights(self, weights: Weights) -> None:
         if weights.folder is None:
@@ -215,10 +208,6 @@ class ProcessEngine:
         except BaseException:
             await self.close()
             raise
-
-    async def abort(self, request_id: str) -> None:
-        if request_id in self._requests:
-            self._send(Abort(self._requests[request_id]))
 
     async def close_session(self, session_id: str) -> None:
         self._send(CloseSession(session_id))
@@ -267,7 +256,7 @@ class ProcessEngine:
 
     def _hear(self, message: FromChild) -> None:
         if isinstance(message, LoadReport):
-            self._load, self._cpu_seconds = message.load, message.cpu_seconds
+            self._load = message.load
             return
         waiter = self._asked.get(message.number)
         if waiter is None or waiter.done():
@@ -360,12 +349,13 @@ class EngineChild:
         self._engine, self._send = engine, send
         self._said: EngineLoad | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._generating: dict[int, asyncio.Task[None]] = {}
 
     def report(self) -> None:
         load = self._engine.load()
         if load != self._said:
             self._said = load
-            self._send(LoadReport(load, time.process_time()))
+            self._send(LoadReport(load))
 
     async def report_always(self) -> None:
         while True:
@@ -375,9 +365,12 @@ class EngineChild:
     async def obey(self, message: object) -> None:
         """Start the work that a message requests."""
         if isinstance(message, Generate):
-            self.start(self._answered(message.number, partial(self._generate, message)))
+            task = self.start(self._answered(message.number, partial(self._generate, message)))
+            self._generating[message.number] = task
+            task.add_done_callback(lambda _: self._generating.pop(message.number))
         elif isinstance(message, Abort):
-            await self._engine.abort(str(message.number))
+            if message.number in self._generating:
+                self._generating[message.number].cancel()
         elif isinstance(message, CloseSession):
             await self._engine.close_session(message.session_id)
         elif isinstance(message, TakeWeights):
@@ -387,10 +380,11 @@ class EngineChild:
             assert isinstance(self._engine, SleepingEngine)
             self.start(self._answered(message.number, self._engine.sleep))
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _generate(self, message: Generate) -> Completion:
         return await self._engine.generate(

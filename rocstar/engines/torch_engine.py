@@ -87,7 +87,7 @@ class TorchEngine:
         try:
             return await future
         except asyncio.CancelledError:
-            await self.abort(request_id)
+            self._inbox.put(partial(self._decoder.abort, request_id))
             raise
         finally:
             self._asked.discard(future)
@@ -108,9 +108,6 @@ class TorchEngine:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.put(partial(self._carry_out, command, done))
         await done
-
-    async def abort(self, request_id: str) -> None:
-        self._inbox.put(partial(self._decoder.abort, request_id))
 
     async def close_session(self, session_id: str) -> None:
         self._inbox.put(partial(self._decoder.close_session, session_id))

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_table import BLOCK
@@ -58,10 +58,11 @@ class RecurrentStates:
             length = tokens.shape[1]
             lacking = -len(tokens) % (self._multiple if length == 1 else -(-MIN_ROWS // length))
             places = torch.cat((tokens, tokens[-1:].expand(lacking, -1)))
-            some = OneLayerCache(module.layer_idx, self._taken(module.layer_idx, rows, len(places), is_first))
-            found = plain(hidden[0, places], **{named: some}, **given)
+            some = self._taken(module.layer_idx, rows, len(places), is_first)
+            its_cache = Cache(layers=[some] * (module.layer_idx + 1))  # of which the layer sees its own place
+            found = plain(hidden[0, places], **{named: its_cache}, **given)
             mixed[0, tokens] = (found[0] if isinstance(found, tuple) else found)[: len(tokens)].to(mixed.dtype)
-            self._keep(module.layer_idx, rows, some.layers[module.layer_idx])
+            self._keep(module.layer_idx, rows, some)
         return mixed
 
     def _pieces(self) -> list[Piece]:
@@ -101,31 +102,6 @@ class RecurrentStates:
                 old = grown
             old[rows] = new[: len(rows)]
             getattr(stored, name)[0] = old
-
-
-class OneLayerCache:
-    """The cache of transformers that one layer sees in one call."""
-
-    def __init__(self, index: int, layer: LinearAttentionLayer) -> None:
-        self.layers = {index: layer}
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Any:
-        return self.layers[layer_idx].conv_states[state_idx]
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Any:
-        return self.layers[layer_idx].recurrent_states[state_idx]
-
-    def update_conv_state(self, state: torch.Tensor, layer_idx: int, **more: Any) -> Any:
-        return self.layers[layer_idx].update_conv_state(state, **more)
-
-    def update_recurrent_state(self, state: torch.Tensor, layer_idx: int, **more: Any) -> Any:
-        return self.layers[layer_idx].update_recurrent_state(state, **more)
-
-    def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
-        return bool(self.layers[layer_idx].has_previous_state[state_idx])
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        return False
 
 
 def _pieces(aim: Aim) -> Iterator[Piece]:

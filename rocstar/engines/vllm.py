@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ import msgspec
 
 from rocstar.engines.base import Earlier, refuse_impossible
 from rocstar.engines.sending import CallWorkers, SendWeights
-from rocstar.engines.vllm_client import PATIENCE_SECONDS, VllmClient, VllmCompletion, VllmMetrics
+from rocstar.engines.vllm_client import PATIENCE_SECONDS, VllmClient, VllmMetrics
 from rocstar.engines.vllm_server import (
     CANARY_ROWS,
     LOGPROBS_MODE,
@@ -114,9 +113,9 @@ class VllmEngine:
         start: StartServer = VllmServer.start,
         tell: Tell = lambda line: None,
     ) -> None:
-        """patience_seconds: a server that takes longer for an answer, or that writes no token for so long while it has
-        requests, has failed. start: starts a server of its own. tell: called with lines of progress while a server
-        starts."""
+        """patience_seconds: a server that takes longer for an answer that needs no tokens has failed; whether it makes
+        progress with requests is the fleet's to judge. start: starts a server of its own. tell: called with lines of
+        progress while a server starts."""
         self._server_name = ""
         self._place, self._known, self._patience, self._tell = server, vocab_size, patience_seconds, tell
         self._start = start
@@ -140,7 +139,6 @@ class VllmEngine:
         self._metrics = self._first = VllmMetrics()
         self._earlier = Earlier()
         self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
-        self._cpu_seconds = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -168,8 +166,8 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End a server of its own, leave one at a URL unchanged; callers get EngineUnavailable."""
-        self._earlier.keep(self.load(), self.cpu_seconds())
-        self._cpu_seconds, self._broken = 0.0, f"the engine {self.url} was closed"
+        self._earlier.keep(self.load())
+        self._broken = f"the engine {self.url} was closed"
         self._first, self._metrics = (
             VllmMetrics(),
             replace(VllmMetrics(), capacity_tokens=self._metrics.capacity_tokens),
@@ -258,12 +256,6 @@ class VllmEngine:
         )
         return self._earlier.and_load(load)
 
-    def cpu_seconds(self) -> float:
-        """CPU seconds of the servers that this engine has started; 0 for one at a URL."""
-        if self._server:
-            self._cpu_seconds = max(self._cpu_seconds, self._server.cpu_seconds())
-        return self._earlier.and_cpu(self._cpu_seconds)
-
     async def load_weights(self, weights: Weights) -> None:
         """Pause, exchange, resume, and check the canary rows. Requests in flight continue under the new weights, which
         feed all of their tokens again. Weights that could not be read change nothing; after any other failure nothing
@@ -273,9 +265,13 @@ class VllmEngine:
         async with self._exchange:  # before a sender expects it: an engine given twice would wait for itself
             client, facts = self._started()
             self._settled.clear()
+
+            async def load(call: CallWorkers, workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+                return await call("rocstar_load", weights.folder)
+
             try:
-                with weights.sender.expecting() if weights.sender else nullcontext() as send:
-                    preempted = await self._take(client, weights, send or self._by_folder(weights.folder))
+                with weights.sender.expecting() if weights.sender else nullcontext(load) as send:
+                    preempted = await self._take(client, weights, send)
                 await self._check(client, weights, facts)
                 self._preempted_for_weights += (await client.metrics()).preemptions - preempted
                 self._version, self._broken = weights.version, None
@@ -303,13 +299,8 @@ class VllmEngine:
                 raise
             self._asleep = True
 
-    async def abort(self, request_id: str) -> None:
-        """Returns when it has ended."""
-        if request := self._requests.get(request_id):
-            await self._end(request)
-
     async def close_session(self, session_id: str) -> None:
-        """Abort the session's requests."""
+        """Abort the session's requests; returns when they have ended."""
         requests = [request for request in self._requests.values() if request.session_id == session_id]
         await asyncio.gather(*(self._end(request) for request in requests))
         self._sessions.pop(session_id, None)
@@ -324,20 +315,15 @@ class VllmEngine:
             request.sent_as = self._next_id()
             self._request_sent.set()
             seeded = facts.device != "cpu"
-            written = await client.generate(
+            written, cached = await client.generate(
                 token_ids, sampling, request_id=request.sent_as, known=self._known, seeded=seeded
             )
             await self._settled.wait()  # a completion of weights that prove wrong is not returned
             self._opened()
-            self._count(session, len(token_ids), written)
+            self._count(session, len(token_ids), written, cached)
         if written.finish is Finish.ABORTED and not request.aborted:
             raise EngineUnavailable(f"vLLM at {self.url} aborted a request that this engine did not abort")
-        return Completion(
-            token_ids=written.token_ids,
-            logprobs=written.logprobs,
-            finish=written.finish,
-            version_spans=written.version_spans,
-        )
+        return written
 
     def _next_id(self) -> str:
         return f"{self._name}-{next(self._numbers)}"
@@ -356,24 +342,17 @@ class VllmEngine:
             await asyncio.wait({request.task}, timeout=ABORT_SECONDS)
         request.task.cancel()
 
-    def _count(self, session: SessionCache, prompt: int, written: VllmCompletion) -> None:
+    def _count(self, session: SessionCache, prompt: int, written: Completion, cached: int | None) -> None:
         """Count an eviction of the session's cache since its last request. Only whole blocks stay cached."""
         block = self._metrics.block_tokens
-        if written.version_spans and written.cached_tokens is not None:
+        if written.version_spans and cached is not None:
             expected = min(session.tokens, prompt - 1) // block * block
-            if session.version == written.version_spans[0].version and written.cached_tokens < expected:
-                self._recomputed += expected - written.cached_tokens
+            if session.version == written.version_spans[0].version and cached < expected:
+                self._recomputed += expected - cached
                 self._evictions += 1
             session.tokens, session.version = prompt + len(written.token_ids) - 1, written.version_spans[-1].version
 
     # -- weights ----------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _by_folder(folder: str) -> SendWeights:
-        async def send(call: CallWorkers, workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-            return await call("rocstar_load", folder)
-
-        return send
 
     async def _take(self, client: VllmClient, weights: Weights, send: SendWeights) -> int:
         """Returns how many requests had lost their cache before."""
@@ -410,9 +389,8 @@ class VllmEngine:
     # -- facts ------------------------------------------------------------------------------------------------------
 
     async def _look(self, client: VllmClient) -> None:
-        """Updates `_metrics` while the server answers, and fails requests without progress; waits for one to be sent,
-        or IDLE_SECONDS; ends when the engine is closed."""
-        quiet, previous = 0.0, self._metrics
+        """Updates `_metrics` while the server answers; waits for a request to be sent, or IDLE_SECONDS; ends when the
+        engine is closed."""
         while True:
             if not self._requests:
                 with suppress(TimeoutError):
@@ -420,23 +398,9 @@ class VllmEngine:
                         await self._request_sent.wait()
             self._request_sent.clear()
             await asyncio.sleep(LOOK_SECONDS / 2)  # by then the server has begun the request
-            waited = await self._look_once(client)
-            is_due = bool(self._requests) and self._settled.is_set()
-            quiet = quiet + waited + LOOK_SECONDS if is_due and self._metrics == previous else 0.0
-            previous = self._metrics
-            if quiet > self._patience:
-                self._fail_all(f"vLLM at {self.url} did nothing for {quiet:.0f} s with {len(self._requests)} requests")
+            with suppress(EngineUnavailable):  # the next request raises it
+                self._metrics = await client.metrics()
             await asyncio.sleep(LOOK_SECONDS / 2)
-
-    async def _look_once(self, client: VllmClient) -> float:
-        """Seconds waited without an answer; 0 if one comes, however late: while a learner keeps the event loop busy,
-        answers are not read."""
-        began = time.monotonic()
-        try:
-            self._metrics = await client.metrics()
-        except EngineUnavailable:  # the next request raises it
-            return time.monotonic() - began
-        return 0.0
 
     def _started(self) -> tuple[VllmClient, VllmFacts]:
         if self._client is None or self._facts is None:

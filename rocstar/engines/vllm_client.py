@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.types import Finish, Sampling, VersionSpan
+from rocstar.types import Completion, Finish, Sampling, VersionSpan
 
 CONNECT_SECONDS = 10.0
 PATIENCE_SECONDS = 600.0  # the longest request loads the weights of a large model
@@ -69,34 +69,13 @@ class VllmAnswer(msgspec.Struct):
     prompt_logprobs: list[dict[int, _Prompted] | None] | None = None
 
 
-class _Result(msgspec.Struct):
-    results: list[dict[str, Any]]
+class _Control(msgspec.Struct):
+    """The answer of every other path, which has some of these fields."""
 
-
-class _Done(msgspec.Struct):
+    results: list[dict[str, Any]] = []
     success: bool = True
-
-
-class _Woken(msgspec.Struct):
-    status: str
-
-
-class _Label(msgspec.Struct):
-    weight_version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmCompletion:
-    """A server's completion of one request."""
-
-    token_ids: tuple[int, ...]
-    """[n]"""
-    logprobs: tuple[float, ...]
-    """[n] natural logarithms."""
-    version_spans: tuple[VersionSpan, ...]
-    finish: Finish
-    cached_tokens: int | None
-    """Tokens of the prompt that were not fed again; None if the server does not report it."""
+    status: str = ""
+    weight_version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +121,10 @@ class VllmClient:
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, known: int, seeded: bool
-    ) -> VllmCompletion:
-        """Waits for as long as the server takes; cancelling this ends the request there. known: ids are below it.
-        seeded: whether the seed is sent."""
+    ) -> tuple[Completion, int | None]:
+        """The completion, and how many tokens of the prompt were not fed again; None if the server does not report it.
+        Waits for as long as the server takes; cancelling this ends the request there. known: ids are below it. seeded:
+        whether the seed is sent."""
         seed = {"seed": sampling.seed} if seeded else {}
         body = {
             "request_id": request_id,
@@ -174,44 +154,44 @@ class VllmClient:
         return [place[token].logprob for token, place in places if place]
 
     async def abort(self, request_id: str) -> None:
-        await self._post("/abort_requests", {"request_ids": [f"generate-tokens-{request_id}"]}, _Done)
+        await self._post("/abort_requests", {"request_ids": [f"generate-tokens-{request_id}"]}, _Control)
 
     async def pause(self) -> None:
         """Nothing decodes from the return of this to `resume`; requests wait."""
-        await self._post("/pause?mode=keep", {}, _Done)
+        await self._post("/pause?mode=keep", {}, _Control)
 
     async def resume(self) -> None:
-        await self._post("/resume", {}, _Done)
+        await self._post("/resume", {}, _Control)
 
     async def sleep(self) -> None:
         """Free all GPU memory, weights included (level 2), until `wake`; requests wait, and are fed again."""
-        await self._post("/sleep?level=2&mode=keep", {}, _Woken)
+        await self._post("/sleep?level=2&mode=keep", {}, _Control)
 
     async def wake(self, part: str) -> None:
         """Allocate memory of a `part` again: `weights`, without their values, then `kv_cache`, which resumes
         requests."""
-        woken = await self._post(f"/wake_up?tags={part}", {}, _Woken)
+        woken = await self._post(f"/wake_up?tags={part}", {}, _Control)
         if part == "kv_cache" and woken.status != "awake":
             raise EngineUnavailable(f"vLLM at {self._url} did not wake: its status is {woken.status}")
 
     async def forget(self) -> None:
         """Drop all keys and values, also those of decoding requests, which are fed again."""
-        done = await self._post("/reset_prefix_cache?reset_running_requests=true", {}, _Done)
+        done = await self._post("/reset_prefix_cache?reset_running_requests=true", {}, _Control)
         if not done.success:
             raise EngineUnavailable(f"vLLM at {self._url} could not drop its cache, so it may mix two policies")
 
     async def version(self) -> int:
         """Policy version last set, 0 if none was."""
-        label = (await self._ask("GET", "/weight_info", _Label)).weight_version
+        label = (await self._ask("GET", "/weight_info", _Control)).weight_version
         return int(label) if VERSION.fullmatch(label) else 0
 
     async def set_version(self, version: int) -> None:
         """Stamped on every token written from now on."""
-        await self._post("/update_weight_version", {"new_version": str(version)}, _Done)
+        await self._post("/update_weight_version", {"new_version": str(version)}, _Control)
 
     async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
         """Call a method of every worker process; their results, at least one."""
-        results = (await self._post("/collective_rpc", {"method": method, "args": arguments}, _Result)).results
+        results = (await self._post("/collective_rpc", {"method": method, "args": arguments}, _Control)).results
         if not results:
             raise EngineUnavailable(f"vLLM at {self._url} has no worker that answers {method}")
         return results
@@ -269,8 +249,9 @@ def _base(url: str) -> httpx.URL:
     return parsed
 
 
-def read_answer(answer: VllmAnswer, known: int) -> VllmCompletion:
-    """Raises EngineUnavailable for an answer that contradicts itself, or that has ids from `known` on."""
+def read_answer(answer: VllmAnswer, known: int) -> tuple[Completion, int | None]:
+    """As `VllmClient.generate`. Raises EngineUnavailable for an answer that contradicts itself, or that has ids from
+    `known` on."""
     if len(answer.choices) != 1:
         raise EngineUnavailable(f"vLLM gave {len(answer.choices)} completions where one was asked for")
     (choice,) = answer.choices
@@ -285,13 +266,13 @@ def read_answer(answer: VllmAnswer, known: int) -> VllmCompletion:
     if choice.finish_reason not in FINISHES:
         raise EngineUnavailable(f"vLLM ended a completion with {choice.finish_reason!r}, which is none of its reasons")
     details = answer.usage.prompt_tokens_details
-    return VllmCompletion(
+    completion = Completion(
         token_ids=tuple(choice.token_ids),
         logprobs=tuple(min(0.0, token.logprob) for token in tokens),
         version_spans=_spans(choice),
         finish=FINISHES[choice.finish_reason],
-        cached_tokens=details.cached_tokens if details else None,
     )
+    return completion, details.cached_tokens if details else None
 
 
 def _spans(choice: _VllmChoice) -> tuple[VersionSpan, ...]:

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +95,6 @@ class RunningServer(Protocol):
         """Process id on its machine."""
         ...
 
-    def cpu_seconds(self) -> float:
-        """CPU seconds of its processes, except those that have ended."""
-        ...
-
     async def close(self) -> None:
         """End the server and all that it started. Harmless when they are gone."""
         ...
@@ -136,10 +132,6 @@ class VllmServer:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def cpu_seconds(self) -> float:
-        ticks = sum(int(fields[11]) + int(fields[12]) for _, fields in _processes(self._process.pid))
-        return ticks / os.sysconf("SC_CLK_TCK")
 
     async def close(self) -> None:
         self._memory |= _shared_memory(self._process.pid)
@@ -258,21 +250,13 @@ def _begin(command: list[str], settings: VllmSettings) -> subprocess.Popen[bytes
             raise ConfigError(f"{settings.python} can't be started: {error}; scripts/vllm_env makes one") from error
 
 
-def _processes(group: int) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each process of a group: its folder in /proc, and the fields of `stat` after the name."""
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            fields = file.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == group:
-                yield file.parent, fields
-
-
 def _shared_memory(group: int) -> set[Path]:
     """Files of Python's multiprocessing in /dev/shm for a process group: killed processes leave them behind."""
     found: set[str] = set()
-    for folder, _ in _processes(group):
-        with suppress(OSError):
-            found.update(SHARED_MEMORY.findall((folder / "maps").read_text()))
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            if int(file.read_text().rpartition(")")[2].split()[2]) == group:
+                found.update(SHARED_MEMORY.findall((file.parent / "maps").read_text()))
     return set(map(Path, found))
 
 

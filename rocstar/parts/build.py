@@ -33,7 +33,7 @@ from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, Too
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
-from rocstar.rollout.fleet import Fleet, Tell, ignore_event, whereabouts
+from rocstar.rollout.fleet import Fleet, Tell, whereabouts
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.together import all_or_none
 from rocstar.sandbox.call import Limits
@@ -333,7 +333,7 @@ async def _begun(name: str, engine: OwnedEngine) -> None:
 
 @asynccontextmanager
 async def opened_fleet(
-    engines: Mapping[str, OwnedEngine], *, vocab_size: int, patience_seconds: float, tell: Tell = ignore_event
+    engines: Mapping[str, OwnedEngine], *, vocab_size: int, patience_seconds: float, tell: Tell = lambda *_, **__: None
 ) -> AsyncIterator[Fleet]:
     """These engines as one, even a single one, so that faults of engines are handled in one place. Starts their
     processes in parallel; everything is closed with the context. patience_seconds: `engine_patience_seconds`. Raises

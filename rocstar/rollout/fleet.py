@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
 from rocstar.protocols import Engine, RestartableEngine, SleepingEngine
@@ -36,14 +36,8 @@ PROBE = Sampling(max_new_tokens=1)
 PROBE_IDS = (0,)  # an id that every tokenizer has
 
 
-class Tell(Protocol):
-    """Records an event of a run (`record.tracker.RunTracker.event`)."""
-
-    def __call__(self, event: str, **details: Any) -> None: ...
-
-
-def ignore_event(event: str, **details: Any) -> None:
-    """A Tell that records nothing, for a fleet without a run."""
+Tell = Callable[..., None]
+"""Records an event of a run, its name and details (`record.tracker.RunTracker.event`)."""
 
 
 class Fleet:
@@ -60,7 +54,7 @@ class Fleet:
         *,
         vocab_size: int | None = None,
         patience_seconds: float = 120.0,
-        tell: Tell = ignore_event,
+        tell: Tell = lambda *_, **__: None,
     ) -> None:
         self._members = {
             name: FleetMember(name=name, engine=engine, version=engine.load().policy_version)
@@ -130,7 +124,12 @@ class Fleet:
         up = [member for member in self._members.values() if member.up]
         taken = await asyncio.gather(*(self._give(member, weights) for member in up or self._members.values()))
         if not any(taken):
-            await self._wait_for_one(weights)
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._back.wait()
+            except TimeoutError:
+                error = f"no engine took weights {weights.version}: {self._reasons()}"
+                raise EngineUnavailable(error) from None
         self._weights = replace(weights, tensors=None) if weights.folder else None
 
     @property
@@ -147,16 +146,6 @@ class Fleet:
         stopped and taken out; for one that is being restarted this waits."""
         self._awake.clear()
         await asyncio.gather(*(self._send_to_sleep(member) for member in self._members.values()))
-
-    async def abort(self, request_id: str) -> None:
-        turn = self._turns.get(request_id)
-        if turn is None:
-            return
-        turn.ending = True
-        if turn.member is None:
-            self._settle(turn, without_tokens(Finish.ABORTED))
-        else:
-            await turn.member.engine.abort(turn.request_id)
 
     async def close_session(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
@@ -268,7 +257,7 @@ class Fleet:
         wrong = complaint(completion, turn.sampling, vocab_size=self._vocab_size, versions=versions)
         if wrong:
             self._take_out(member, f"it returned {wrong}")
-        elif completion.finish is Finish.ABORTED and not turn.ending:
+        elif completion.finish is Finish.ABORTED:
             self._fail(turn, member, "it aborted a turn that was not aborted here")
         else:
             member.failures = 0
@@ -286,13 +275,11 @@ class Fleet:
             self._ask(turn)
 
     def _repeatable(self, turn: FleetTurn, reason: str) -> bool:
-        """Take a turn from its engine; False when that was its last try, or when it was aborted."""
+        """Take a turn from its engine; False when that was its last try."""
         assert turn.member is not None
         turn.member.turns.discard(turn)
         turn.previous, turn.member, turn.task = turn.member.name, None, None
-        if turn.ending:
-            self._settle(turn, without_tokens(Finish.ABORTED))
-        elif turn.tries >= TRIES:
+        if turn.tries >= TRIES:
             self._settle(turn, EngineUnavailable(f"{TRIES} tries failed; the last on {turn.previous}: {reason}"))
         return not turn.answer.done()
 
@@ -417,13 +404,6 @@ class Fleet:
                     await self._within(member.engine.sleep(), "did not sleep")
             except EngineUnavailable as error:
                 self._take_out(member, str(error))
-
-    async def _wait_for_one(self, weights: Weights) -> None:
-        try:
-            async with asyncio.timeout(self._patience):
-                await self._back.wait()
-        except TimeoutError:
-            raise EngineUnavailable(f"no engine took weights {weights.version}: {self._reasons()}") from None
 
     async def _within(self, work: Coroutine[Any, Any, Any], failing: str) -> Any:
         """Await work within the patience. Raises EngineUnavailable."""

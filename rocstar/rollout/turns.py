@@ -44,8 +44,6 @@ class FleetTurn:
     task: asyncio.Task[None] | None = None
     previous: str | None = None
     """The engine it was taken from."""
-    ending: bool = False
-    """Whether it was aborted."""
 
     @property
     def request_id(self) -> str:

@@ -1,5 +1,5 @@
-"""Seconds of a run by phase: wall time, CPU seconds of this process, and of other processes separately. Also reports
-the beginning and end of each phase."""
+"""Seconds of a run by phase: wall time, CPU seconds of this process, and of the sandbox separately. Also reports the
+beginning and end of each phase."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ class Meter:
 
     def __init__(self, sandbox: SandboxClient, note: Callable[[str | None], None] = lambda phase: None) -> None:
         """note: called with each phase as it begins, and with None at its end."""
-        self._others = {"sandbox": sandbox.cpu_seconds}
-        self._note = note
-        self._before: defaultdict[str, float] = defaultdict(float)
+        self._sandbox, self._note = sandbox, note
+        self._before = 0.0
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._wall: defaultdict[str, float] = defaultdict(float)
 
@@ -36,17 +35,11 @@ class Meter:
             self._seconds[name] += time.process_time() - before
             self._wall[name] += time.monotonic() - began
 
-    def watch(self, name: str, seconds: Callable[[], float]) -> None:
-        """Count other processes too; `seconds` returns their CPU time so far."""
-        self._others[name] = seconds
-
     def take(self) -> dict[str, float]:
-        """`cpu/<phase>` seconds since the last call, those of other processes included, and `seconds/<phase>` of wall
-        time."""
-        for name, used in self._others.items():
-            now = used()
-            self._seconds[name] += now - self._before[name]
-            self._before[name] = now
+        """`cpu/<phase>` seconds since the last call, `cpu/sandbox` among them, and `seconds/<phase>` of wall time."""
+        now = self._sandbox.cpu_seconds()
+        self._seconds["sandbox"] += now - self._before
+        self._before = now
         taken = {CPU + name: round(seconds, 4) for name, seconds in self._seconds.items()}
         taken |= {WALL + name: round(seconds, 4) for name, seconds in self._wall.items()}
         self._seconds.clear()

@@ -126,7 +126,6 @@ async def opened_run(
             )
             closing.callback(published.close)
             engines = _processes(material, policy, published, positions, folder, machines)
-            meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in engines.values()))
         fleet = await closing.enter_async_context(
             opened_fleet(
                 engines,

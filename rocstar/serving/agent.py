@@ -126,11 +126,12 @@ async def _attempt(
     problem, environment = problem_of(question), environment_for(roller, question, sampling.seed)
     return await run_episode(
         StreamedEngine(engine=roller.engine, piece=PIECE_TOKENS, told=lambda written: say(visible.fresh(written))),
-        WatchedEnvironment(environment=environment, opened=opened, told=replied),
+        WatchedEnvironment(environment=environment, told=replied),
         problem,
         index=0,
         sampling=replace(sampling, stop_token_ids=roller.stop_token_ids),
         session_id=f"{sampling.seed:x}/{problem.id}/{id(visible):x}",
+        begun=opened,
     )
 
 
@@ -164,21 +165,16 @@ class StreamedEngine(ForwardingEngine):
             if part.finish is not Finish.LENGTH or not part.token_ids or len(written) >= sampling.max_new_tokens:
                 return _joined(parts)
 
-    async def abort(self, request_id: str) -> None:
-        """Not by name: cancel the task that waits."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEnvironment:
-    """An environment that reports its replies, in a conversation that may have begun before."""
+    """An environment that reports its replies."""
 
     environment: Environment
-    opened: tuple[int, ...] | None
-    """The conversation so far, as tokens; None for the environment's own opening."""
     told: Callable[[Completion, Reply], None]
 
     def opening(self) -> tuple[int, ...]:
-        return self.environment.opening() if self.opened is None else self.opened
+        return self.environment.opening()
 
     def budget(self) -> int:
         return self.environment.budget()

@@ -17,7 +17,7 @@ from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.serving.agent import Event, Ran, answered, checked, environment_for, opened_agent
+from rocstar.serving.agent import Ran, answered, checked, environment_for, opened_agent
 from rocstar.serving.app import as_data, shown
 from rocstar.serving.requests import refuse_temperature
 from rocstar.serving.spec import ChatSpec
@@ -86,12 +86,35 @@ class _Conversation:
                 f"which is more than {self._positions} in all; lower --max-tokens, or raise --context as far as the "
                 "model allows"
             )
-        writer = _AnswerWriter(question, self._spec.as_json)
+        reply: dict[str, Any] = {"question": question, "text": "", "calls": []}
         async with aclosing(answered(self._roller, question, ids, self._sampling)) as events:  # type: ignore[type-var]
             async for event in events:
-                writer.take(event)
-                if isinstance(event, Trajectory) and not self._spec.fresh and event.fault is None:
-                    self._last = event
+                if isinstance(event, str):
+                    reply["text"] += event
+                    self._show(event)
+                elif isinstance(event, Ran):
+                    reply["calls"].append(as_data(event))
+                    self._show(f"\n{shown(event)}")
+                else:
+                    self._end(reply, event)
+
+    def _show(self, text: str) -> None:
+        """Write a piece of an answer as it comes; as JSON all of it is written at its end."""
+        if not self._spec.as_json:
+            print(visible(text), end="", flush=True)
+
+    def _end(self, reply: dict[str, Any], trajectory: Trajectory) -> None:
+        if not self._spec.fresh and trajectory.fault is None:
+            self._last = trajectory
+        if self._spec.as_json:
+            print(json.dumps({**reply, "stop": str(trajectory.stop), "fault": trajectory.fault}), flush=True)
+            return
+        print()
+        if trajectory.fault is not None:
+            print(visible(f"no answer: {trajectory.fault}"), file=sys.stderr)
+        elif trajectory.stop is not Stop.ANSWERED:
+            size, why = trajectory.num_sampled_tokens, ENDS[trajectory.stop]
+            print(f"(cut after {size} tokens of its own: {why})", file=sys.stderr)
 
     def _asked(self, question: str) -> tuple[int, ...]:
         """The conversation with this question at its end."""
@@ -102,37 +125,3 @@ class _Conversation:
         if self._roller.environment is ToolEnvironment:
             return conversation.ids(conversation.template.opening(question, self._specs, self._spec.system))
         return environment_for(self._roller, question, 0).opening()
-
-
-class _AnswerWriter:
-    """Writes an answer to the screen as it comes, or keeps it for one JSON line at its end."""
-
-    def __init__(self, question: str, as_json: bool) -> None:
-        self._as_json = as_json
-        self._reply: dict[str, Any] = {"question": question, "text": "", "calls": []}
-
-    def take(self, event: Event) -> None:
-        if isinstance(event, str):
-            self._reply["text"] += event
-            self._show(event)
-        elif isinstance(event, Ran):
-            self._reply["calls"].append(as_data(event))
-            self._show(f"\n{shown(event)}")
-        else:
-            self._end(event)
-
-    def _end(self, trajectory: Trajectory) -> None:
-        reply = {**self._reply, "stop": str(trajectory.stop), "fault": trajectory.fault}
-        if self._as_json:
-            print(json.dumps(reply), flush=True)
-            return
-        self._show("\n")
-        if trajectory.fault is not None:
-            print(visible(f"no answer: {trajectory.fault}"), file=sys.stderr)
-        elif trajectory.stop is not Stop.ANSWERED:
-            size, why = trajectory.num_sampled_tokens, ENDS[trajectory.stop]
-            print(f"(cut after {size} tokens of its own: {why})", file=sys.stderr)
-
-    def _show(self, text: str) -> None:
-        if not self._as_json:
-            print(visible(text), end="", flush=True)

@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -30,12 +30,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rocstar.analysis.sweep import ITS_OWN, came_to, swept_runs
 from rocstar.config.origins import ABSENT, of_run
 from rocstar.config.recipe import resolved_from_json
 from rocstar.errors import ConfigError, DataError, RocstarError
 from rocstar.record.atomic import plain
-from rocstar.record.differences import settings_that_differ, varying
 from rocstar.record.folder import read_json
 from rocstar.record.formats import Feedback, feedback_of
 from rocstar.record.journal import Tail, read_journal
@@ -48,7 +46,7 @@ from rocstar.view.attempt import attempt_of, by_piece, decoder_of
 from rocstar.view.curves import Curves
 from rocstar.view.index import SHORTEST, Index, Searches, cache_folder, sweep_cache
 from rocstar.view.query import evaluation_of, paired
-from rocstar.view.sources import FileCache, Library, RunSource, overview, settings_of
+from rocstar.view.sources import Library, RunSource, overview
 from rocstar.view.whatif import RecordedGroup, TriedSettings, recorded_group
 
 STATIC = Path(__file__).parent / "static"
@@ -68,7 +66,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 EVENTS_SHOWN, BROKEN_SHOWN = 500, 5
-COLUMNS_SHOWN = 6  # of settings in the list of runs, unless others are asked for
 GRACE_SECONDS = 1  # for answers under way when serving ends
 MOST_INDEXES = 4  # open at once; the one that was asked for least recently is closed
 Answer = Callable[["AppState", Request], Any]
@@ -140,7 +137,6 @@ class AppState:
         self._indexes: dict[str, tuple[Index, Searches]] = {}
         self._curves: dict[Path, Curves] = {}
         self._opening = threading.Lock()
-        self.remembered = FileCache()
 
     def source(self, request: Request) -> RunSource:
         return self.library.source(request.path_params["name"])
@@ -177,47 +173,17 @@ class AppState:
 
 
 def sources(state: AppState, request: Request) -> Any:
-    shown, settings = [], dict[str, Mapping[str, Any]]()
+    shown = []
     for source in state.library.sources():
         curves = state.curves(source)
-        row = overview(source, state.remembered, curves.spans())
-        if source.run and "broken" not in row:
-            settings[source.name] = settings_of(source.run, state.remembered)["flat"]
-        shown.append({**row, "spark": curves.spark(), "last": curves.last()})
-    columns = request.query_params.get("columns")
-    chosen = _swept(settings) if not columns else [] if columns == "none" else columns.split(",")
-    for row in shown:
-        row["settings"] = {key: settings.get(row["name"], {}).get(key) for key in chosen}
-    about = {"base": str(state.library.base), "first": state.library.first}
-    return {**about, "sources": shown, "columns": chosen, "varying": _varying(list(settings.values()))}
-
-
-def _swept(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The settings that differ between the runs of a sweep."""
-    sweeps: dict[str, list[Mapping[str, Any]]] = {}
-    for one in settings.values():
-        if one.get("run.sweep"):
-            sweeps.setdefault(one["run.sweep"], []).append(one)
-    return list(dict.fromkeys(key for runs in sweeps.values() for key in _varying(runs)))[:COLUMNS_SHOWN]
-
-
-def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [key for key in varying(settings) if key not in ITS_OWN]
-
-
-def sweep(state: AppState, request: Request) -> Any:
-    name = request.path_params["name"]
-    return came_to(name, swept_runs(name, state.library.base))
+        shown.append({**overview(source, curves.spans()), "spark": curves.spark(), "last": curves.last()})
+    return {"base": str(state.library.base), "first": state.library.first, "sources": shown}
 
 
 def differs(state: AppState, request: Request) -> Any:
-    """Settings that are not the defaults, or not those of the run that `from` names: `setting`, `a`, `b`."""
-    run, other = state.source(request).run, request.query_params.get("from", "")
-    if run is None:
+    """Settings that are not the defaults: `setting`, `a`, `b`."""
+    if (run := state.source(request).run) is None:
         return []
-    if other:
-        against = state.library.source(other).run
-        return settings_that_differ(against, run) if against else []
     given = of_run(resolved_from_json(run.resolved), run.name, (), {})
     return [{"setting": one.key, "a": None if one.default == ABSENT else one.default, "b": one.value} for one in given]
 
@@ -226,7 +192,7 @@ def run(state: AppState, request: Request) -> Any:
     source = state.source(request)
     curves = state.curves(source)
     shown = {
-        **overview(source, state.remembered, curves.spans()),
+        **overview(source, curves.spans()),
         "last": curves.last(),
         "metrics": sorted(curves.names),
         "spans": curves.spans(),
@@ -272,8 +238,7 @@ def group(state: AppState, request: Request) -> Any:
     rows = query.group_of(index, file, grp)
     if not rows:
         raise KeyError(grp)
-    problem = query.problem_of(index, rows[0]["problem_id"])
-    return {"problem": problem, "siblings": rows, "history": query.history_of(index, problem["problem_id"])}
+    return {"problem": query.problem_of(index, rows[0]["problem_id"]), "siblings": rows}
 
 
 def what_if(state: AppState, request: Request) -> Any:
@@ -338,7 +303,6 @@ def evaluation(state: AppState, request: Request) -> Any:
 
 ANSWERS: dict[str, Answer] = {
     "/api/sources": sources,
-    "/api/sweep/{name}": sweep,
     "/api/run/{name}": run,
     "/api/run/{name}/differs": differs,
     "/api/run/{name}/curves": curves,

@@ -110,15 +110,6 @@ def problem_of(index: Index, problem: str) -> dict[str, Any]:
     return found[0] if found else {"problem_id": problem, "question": "", "gold": "", "source": ""}
 
 
-def history_of(index: Index, problem: str) -> list[dict[str, Any]]:
-    """What became of a problem over steps."""
-    return index.rows(
-        "SELECT part, step, file, grp, count(*) AS attempts, avg((verdict = 'right')::INT) AS share, "
-        "avg(tokens) AS tokens FROM attempts WHERE problem_id = ? GROUP BY part, step, file, grp ORDER BY step, grp",
-        [problem],
-    )
-
-
 def _order(sort: str, known: Sequence[str], prefix: str = "", row: str = "row") -> str:
     name = sort.removeprefix("-")
     if name not in known:

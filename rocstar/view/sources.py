@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -141,23 +142,19 @@ class Library:
         return {source.name: source for source in self.sources()}[name]
 
 
-class FileCache:
-    """What was found in files, read again only where a file changed: the list is asked for every two seconds."""
-
-    def __init__(self) -> None:
-        self._found: dict[Path, tuple[tuple[int, int], Any]] = {}
-
-    def of(self, file: Path, read: Callable[[Path], Any]) -> Any:
-        """What `read` makes of the file; always the same `read` for the same file. Raises what it raises, OSError."""
-        state = file.stat()
-        stamp = state.st_mtime_ns, state.st_size
-        known = self._found.get(file)
-        if known is None or known[0] != stamp:
-            known = self._found[file] = stamp, read(file)
-        return known[1]
+def remembered(read: Callable[[Path], Any], file: Path) -> Any:
+    """What `read` makes of a file, read again only where it changed: the list is asked for every two seconds. Raises
+    what `read` raises, OSError."""
+    state = file.stat()
+    return _made_of(read, file, state.st_mtime_ns, state.st_size)
 
 
-def overview(source: RunSource, remembered: FileCache, spans: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+@lru_cache(maxsize=8192)
+def _made_of(read: Callable[[Path], Any], file: Path, modified: int, size: int) -> Any:
+    return read(file)
+
+
+def overview(source: RunSource, spans: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """A source as the list shows it, without metrics; `spans` are its stages in metrics.jsonl. A broken file is
     reported in `broken`."""
     kind = "run" if source.run else "rollouts" if source.about else "evaluation"
@@ -165,20 +162,20 @@ def overview(source: RunSource, remembered: FileCache, spans: Sequence[Mapping[s
     row |= {"about": source.about, "refused": source.refused} if source.about else {}
     try:
         evals = [
-            {"name": name, "step": step, **remembered.of(folder / RESULT, _told)}
+            {"name": name, "step": step, **remembered(_told, folder / RESULT)}
             for name, step, folder in source.evaluation_folders()
         ]
-        return {**row, "evals": evals, **(_of_run(source.run, remembered, spans) if source.run else {})}
+        return {**row, "evals": evals, **(_of_run(source.run, spans) if source.run else {})}
     except (DataError, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         return {**row, "evals": [], "broken": str(error) or type(error).__name__}
 
 
-def _of_run(run: RunFolder, remembered: FileCache, spans: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _of_run(run: RunFolder, spans: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     state = state_of(run)
     events: dict[str, Any] = {"warnings": 0, "ends": []}
     if run.events.is_file():
-        events = remembered.of(run.events, _events)
-    settings = settings_of(run, remembered)
+        events = remembered(_events, run.events)
+    settings = settings_of(run)
     stages = [_stage(one, spans, events["ends"]) for one in settings["stages"]]
     return {
         "started": run.identity.get("started"),
@@ -192,10 +189,10 @@ def _of_run(run: RunFolder, remembered: FileCache, spans: Sequence[Mapping[str, 
     }
 
 
-def settings_of(run: RunFolder, remembered: FileCache) -> dict[str, Any]:
+def settings_of(run: RunFolder) -> dict[str, Any]:
     """`stages`, and `flat`: every setting by its dotted name. Empty for a run that is just being made. Raises
     DataError, and what settings of another shape lead to."""
-    return remembered.of(run.resolved, _settings) if run.resolved.is_file() else {"stages": [], "flat": {}}
+    return remembered(_settings, run.resolved) if run.resolved.is_file() else {"stages": [], "flat": {}}
 
 
 def _told(result: Path) -> dict[str, Any]:

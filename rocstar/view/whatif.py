@@ -94,14 +94,9 @@ def recorded_group(
     learning = LearningSection(
         advantage=found["learning"].get("advantage", "grpo"), normalize_by_std=found["learning"]["normalize_by_std"]
     )
-    if learning.by_token:
-        raise BadFilter(f"the run's advantages are {learning.advantage}, which follow from more than rewards")
-    if learning.over_batch:
-        raise BadFilter("the run's advantages are divided by the deviation of the whole step's rewards")
-    if learning.advantage not in ADVANTAGES:
-        raise BadFilter(
-            f"the run's advantages are {learning.advantage}, code of its own, which this page does not load"
-        )
+    if learning.over_batch or learning.advantage not in ADVANTAGES:
+        form = f"{learning.advantage}, over the whole step" if learning.over_batch else learning.advantage
+        raise BadFilter(f"the run's advantages are {form}, which this page does not compute from a group's rewards")
     rows = read(repeats or used.repetition_weight > 0)
     return RecordedGroup(
         group=Group(problem=problem, trajectories=tuple(trajectory_of(row) for row in rows)),

@@ -19,35 +19,35 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "analysis": (1785, 10),
     "answers": (3501, 18),
     "cli": (3336, 23),
-    "cluster": (858, 8),
+    "cluster": (847, 8),
     "config": (2188, 11),
     "data": (4409, 24),
-    "dialogue": (1843, 11),
-    "engines": (4579, 24),
+    "dialogue": (1834, 11),
+    "engines": (4471, 24),
     "errors": (53, 1),
     "evaluation": (3462, 21),
     "faults": (656, 4),
     "forecast": (1989, 9),
     "learning": (3418, 19),
     "parts": (1758, 10),
-    "protocols": (290, 1),
+    "protocols": (284, 1),
     "record": (2968, 17),
-    "rollout": (1848, 12),
-    "run": (4640, 24),
+    "rollout": (1826, 12),
+    "run": (4632, 24),
     "sandbox": (8681, 47),
-    "serving": (774, 6),
+    "serving": (759, 6),
     "support": (2103, 17),
     "tools": (957, 7),
     "train": (209, 1),
     "types": (622, 1),
-    "view": (1957, 9),
+    "view": (1904, 9),
 }
-CLASSES, FUNCTIONS = 576, 4176
+CLASSES, FUNCTIONS = 567, 4140
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_501, "tests/**/*.py": 51_313}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_501, "tests/**/*.py": 51_296}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -46,7 +46,6 @@ async def test_a_server_has_an_address_a_gpu_of_rays_and_ends_when_it_is_closed(
     assert answers(server)
     worker = worker_of(tmp_path / "vllm.log")
     assert psutil.Process(server.pid).environ()["CUDA_VISIBLE_DEVICES"] in ("0", "1")
-    assert server.cpu_seconds() > 0
     await server.close()
     await gone(worker)
     assert not psutil.pid_exists(server.pid)
@@ -68,10 +67,8 @@ async def test_a_server_ends_with_its_actor_and_closing_it_then_is_harmless(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
     server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub), print)
-    spent = server.cpu_seconds()
     ray.kill(server._actor)  # type: ignore[attr-defined]
     await gone(server.pid)
-    assert server.cpu_seconds() == spent, "as last heard"
     await server.close()
 
 

@@ -25,6 +25,7 @@ from tests.engines.plain import until
 PROMPT = tuple(range(3, 13))
 LONG_PROMPT = tuple(n * 7 % VOCAB for n in range(90))
 PAGE = 64  # tokens; caches are counted in pages, and none has larger ones
+SHORT = 250  # tokens that a test can wait for
 TOLERANCE = 1e-4  # nats, between an engine in fp32 and a plain forward
 SETTINGS: list[dict[str, Any]] = [{}, {"temperature": 0.7}, {"top_p": 0.7, "top_k": 20}, {"temperature": 0.0}]
 
@@ -82,6 +83,13 @@ async def running(engine: Engine, count: int = 1) -> None:
     await until(lambda: engine.load().running >= count)
 
 
+async def written_of(real: Case, request: asyncio.Task[Completion], session: str) -> Completion:
+    """What a long request comes to: all of it, or up to its session's end where all of it would take long."""
+    if real.kind.long > SHORT:
+        await real.engine.close_session(session)
+    return await request
+
+
 async def idle(engine: Engine) -> None:
     await until(lambda: not engine.load().running and not engine.load().waiting)
 
@@ -115,7 +123,6 @@ async def test_completions_are_whole_counted_and_given_back(case: Case) -> None:
     load = engine.load()
     assert (load.running, load.waiting, load.used_tokens) == (0, 0, 0), "it does nothing"
     assert (load.produced_tokens, load.recomputed_tokens, load.evictions) == (0, 0, 0) and load.capacity_tokens > 0
-    await engine.abort("nobody")
     await engine.close_session("nobody")
     first = await ask(engine)
     assert len(first.token_ids) == len(first.logprobs) == 6
@@ -289,8 +296,7 @@ async def test_an_engine_that_sleeps_writes_nothing_loses_nothing_and_goes_on_wi
     assert not request.done() and not late.done() and engine.load().produced_tokens == produced < tokens
     await engine.load_weights(weights)
     await until(lambda: engine.load().produced_tokens > produced + 10)
-    await engine.abort("s/0")
-    completion = await request
+    completion = await written_of(real, request, "s")
     assert versions_of(completion) in ([0, 1], [1])
     assert_exact({0: real.model(0), 1: new}, LONG_PROMPT, completion)
     assert_exact({1: new}, PROMPT, await late)
@@ -306,11 +312,9 @@ async def test_weights_reach_whoever_waits_for_its_turn(real: Case, tmp_path: Pa
     await engine.load_weights(weights)
     swapped = engine.load().produced_tokens
     await until(lambda: engine.load().produced_tokens > swapped + 10 * rows)
-    for n in range(rows):
-        await engine.abort(f"r{n}/0")
     models = {0: real.model(0), 3: new}
-    for request in decoding:
-        completion = await request
+    for n, request in enumerate(decoding):
+        completion = await written_of(real, request, f"r{n}")
         assert versions_of(completion) == [0, 3]
         assert_exact(models, PROMPT, completion)
     for request in waiting:
@@ -322,7 +326,7 @@ async def test_weights_reach_whoever_waits_for_its_turn(real: Case, tmp_path: Pa
 # -- ending early ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_decodes_before_the_next_of_its_session_until_it_is_aborted_and_its_cache_is_given_back(
+async def test_a_request_decodes_before_the_next_of_its_session_until_it_is_cancelled_and_its_cache_is_given_back(
     real: Case,
 ) -> None:
     engine, models, seen = real.engine, {0: real.model(0)}, [0]
@@ -334,30 +338,29 @@ async def test_a_request_decodes_before_the_next_of_its_session_until_it_is_abor
     while seen[-1] < 200 and not first.done():
         seen.append(engine.load().used_tokens)
         await asyncio.sleep(0.001)
-    await engine.abort("s/0")
-    ended = await first
-    assert ended.finish is Finish.ABORTED and len(ended.token_ids) < real.kind.long
-    assert_exact(models, PROMPT, ended)
-    assert_exact(models, PROMPT, await second)
+    written = engine.load().produced_tokens
+    first.cancel()
+    following = await second
+    assert first.cancelled() and written < real.kind.long
+    assert_exact(models, PROMPT, following)
     assert seen == sorted(seen) and (len(set(seen)) > 5 or real.kind.block > PAGE)
-    most = len(PROMPT) + len(ended.token_ids) + max(real.kind.block, PAGE)
+    most = len(PROMPT) + real.kind.long + max(real.kind.block, PAGE)
     assert len(PROMPT) < max(seen) <= min(most, engine.load().capacity_tokens)
-    ids = (*PROMPT, *ended.token_ids, 5)
+    ids = (*PROMPT, *following.token_ids, 5)
     assert_exact(models, ids, await ask(engine, ids, turn=2))
     await engine.close_session("s")
     await empty(engine)
 
 
-async def test_waiting_requests_are_counted_can_be_aborted_and_end_with_their_session(real: Case) -> None:
+async def test_waiting_requests_are_counted_can_be_cancelled_and_end_with_their_session(real: Case) -> None:
     engine, rows = real.engine, real.kind.rows
     decoding = [asking(engine, session=f"r{n}", tokens=real.kind.long) for n in range(rows)]
     await running(engine, rows)
     waiting = [asking(engine, session=f"w{n}") for n in range(2)]
     await until(lambda: (engine.load().running, engine.load().waiting) == (rows, 2))
-    await engine.abort("w0/0")
+    waiting[0].cancel()
     await engine.close_session("w1")
-    assert {(await task).finish for task in waiting} == {Finish.ABORTED}
-    await engine.abort("r0/0")
+    assert (await waiting[1]).finish is Finish.ABORTED and waiting[0].cancelled()
     for n in range(rows):
         await engine.close_session(f"r{n}")
     assert {(await task).finish for task in decoding} == {Finish.ABORTED}

@@ -33,8 +33,8 @@ class PlainEngine:
     def __init__(self, *, version: int = 0, pause: float = 0.0, capacity: int = 10_000) -> None:
         self.version, self.pause, self.capacity = version, pause, capacity
         self.folder: str | None = None
-        self.running: dict[str, asyncio.Event] = {}
-        """By request: set to abort it."""
+        self.running: dict[str, str] = {}
+        """By request: its session."""
         self.sessions: set[str] = set()
         self.produced = 0
         self.awake = asyncio.Event()
@@ -47,14 +47,14 @@ class PlainEngine:
     ) -> Completion:
         self.seen.append(request_id)
         self.sessions.add(session_id)
-        ended = self.running[request_id] = asyncio.Event()
+        self.running[request_id] = session_id
         ids: list[int] = []
         versions: list[int] = []
         try:
             for token in written(token_ids, sampling):
                 await asyncio.sleep(self.pause)
                 await self.awake.wait()
-                if ended.is_set():
+                if session_id not in self.sessions:
                     break
                 ids.append(token)
                 versions.append(self.version)
@@ -65,7 +65,7 @@ class PlainEngine:
         return Completion(
             token_ids=tuple(ids),
             logprobs=tuple(-1.0 - token / 100 for token in ids),
-            finish=Finish.ABORTED if ended.is_set() else finish,
+            finish=finish if session_id in self.sessions else Finish.ABORTED,
             version_spans=spans_of(versions),
         )
 
@@ -86,10 +86,6 @@ class PlainEngine:
 
     async def sleep(self) -> None:
         self.awake.clear()
-
-    async def abort(self, request_id: str) -> None:
-        if request_id in self.running:
-            self.running[request_id].set()
 
     async def close_session(self, session_id: str) -> None:
         self.sessions.discard(session_id)

@@ -64,7 +64,7 @@ async def test_weights_sleep_aborts_and_cancelling_reach_the_child(engine: Proce
     await until(lambda: engine.load().running == 2)
     turns[0].cancel()
     await until(lambda: engine.load().running == 1)
-    await engine.abort("s1/0")
+    await engine.close_session("s1")
     assert (await turns[1]).finish is Finish.ABORTED
     assert engine.load().running == 0
     strike(engine, signal.SIGSTOP)

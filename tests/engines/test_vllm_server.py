@@ -106,7 +106,7 @@ async def test_closing_a_server_ends_all_that_it_started(tmp_path: Path, stub: P
     for killed in (False, True):
         server = await VllmServer.start(settings(tmp_path, stub))
         worker = worker_of(tmp_path / "vllm.log")
-        assert psutil.pid_exists(worker) and server.cpu_seconds() > 0
+        assert psutil.pid_exists(worker)
         if killed:
             os.kill(server.pid, signal.SIGKILL)
         await server.close()
@@ -192,10 +192,10 @@ def read(value: dict[str, Any]) -> Any:
 
 
 def test_an_answer_says_what_was_written_and_by_which_weights() -> None:
-    written = read(answer())
+    written, cached = read(answer())
     assert (written.token_ids, written.logprobs, written.finish) == ((5, 6), (-1.0, -2.0), Finish.STOP)
     assert written.version_spans == (VersionSpan(3, 1), VersionSpan(4, 1))
-    assert written.cached_tokens == 16
+    assert cached == 16
 
 
 @pytest.mark.parametrize(

@@ -494,12 +494,12 @@ async def test_two_turns_of_a_session_are_done_one_after_the_other() -> None:
         assert [len((await turn).token_ids) for turn in both] == [5, 5]
 
 
-async def test_a_turn_whose_end_was_asked_for_is_not_begun_again_when_its_engine_dies() -> None:
+async def test_a_turn_whose_session_was_closed_is_not_begun_again_when_its_engine_dies() -> None:
     a = Faulty(lambda request_id: "hang")
     async with opened(a=a, b=PlainEngine()) as fleet:
         turn = asyncio.create_task(ask(fleet))
         await asyncio.sleep(0.01)
-        await fleet.abort("s/0")
+        await fleet.close_session("s")
         assert (await turn).finish is Finish.ABORTED
 
 

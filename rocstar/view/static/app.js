@@ -10,7 +10,6 @@ import { walk } from "./list.js";
 import { Replays } from "./replays.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
-import { Sweep } from "./sweep.js";
 
 const KEYS = [
   ["j / k", "next or previous row"], ["Enter", "open it"], ["/", "search"], ["n / p", "next or previous sibling"],
@@ -49,17 +48,14 @@ function App() {
 
 /** Where the name in the bar leads. */
 function owner([kind, name]) {
-  if (kind === "sweep") return link(["sweep", name]);
   return kind === "eval" && name.includes(":") ? "#/" : link(["run", name]);
 }
 
-const NAMED = { eval: Evaluation, sweep: Sweep };
-
 function view([kind, name, what, step]) {
   if (kind === "glossary") return html`<${Glossary} />`;
-  const named = name && NAMED[kind];
-  if (named) return html`<${named} key=${[name, what, step].join()} name=${name} part=${what} step=${step} />`;
-  if (kind && kind !== "run" && !(kind in NAMED)) return html`<p class="problem" role="alert">there is no page
+  if (kind === "eval" && name)
+    return html`<${Evaluation} key=${[name, what, step].join()} name=${name} part=${what} step=${step} />`;
+  if (kind && !["run", "eval"].includes(kind)) return html`<p class="problem" role="alert">there is no page
     ${" "}${visible(kind)} here; <a href="#/">the list of runs</a> leads to all there are</p>`;
   if (kind !== "run" || !name) return html`<${Runs} />`;
   const one = { attempts: Attempts, groups: Groups, group: Group, attempt: AttemptPage, replays: Replays }[what];

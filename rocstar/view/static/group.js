@@ -24,29 +24,17 @@ export function Group({ name }) {
   const { part, step, third: grp } = placed(query.at);
   const { value, error } = useAnswer(ofRun(name, "group"), { part, step, grp });
   if (!value) return html`<${Tabs} name=${name} tab="groups" /><${Problem} error=${error} />`;
-  const { problem, history, siblings } = value;
+  const { problem, siblings } = value;
   return html`<${Tabs} name=${name} tab="groups" />
     <div class="bar"><h1>${part.startsWith("rollouts") ? `step ${number(+step)}` : visible(part)}</h1>
       <span class="dim">problem ${visible(problem.problem_id.slice(0, 12))}</span>
+      <a class="button" href=${link(["run", name, "groups"], { problem: problem.problem_id, sort: "step" })}>
+        its groups over steps</a>
       <a class="button" href=${link(["run", name, "attempts"], { problem: problem.problem_id })}>
         all its attempts</a></div>
     <section class="card"><${Text} text=${problem.question} kind="question" write=${withMath} />
-      <p>right answer <b class="answer">${visible(problem.gold)}</b></p>
-      <${History} name=${name} history=${history} at=${query.at} /></section>
+      <p>right answer <b class="answer">${visible(problem.gold)}</b></p></section>
     <${Siblings} name=${name} query=${query} part=${part} step=${step} grp=${grp} rows=${siblings} />`;
-}
-
-function History({ name, history, at }) {
-  if (history.length < 2) return null;
-  const bar = (one) => {
-    const address = `${one.part}:${one.step}:${one.grp}`;
-    const told = `${one.part} at step ${one.step}: ${percent(one.share, 0)} of ${one.attempts} right`;
-    return html`<a href=${link(["run", name, "group"], { at: address })} title=${told}
-      aria-current=${at === address ? "page" : undefined}><span class="sr">${told}</span>
-      <i style=${{ height: 3 + 25 * one.share + "px" }}></i></a>`;
-  };
-  return html`<div class="history"><span class="dim">this problem before and after</span>
-    ${history.slice(-40).map(bar)}</div>`;
 }
 
 function Siblings({ name, query, part, step, grp, rows }) {

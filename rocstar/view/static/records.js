@@ -62,11 +62,8 @@ function said(event) {
 
 export function Settings({ name, run }) {
   const { query } = place();
-  const known = useAnswer("sources");
-  const from = query.from ?? (run.about ? "all" : "defaults");
-  const other = ["defaults", "all"].includes(from) ? "" : from;
-  const differs = useAnswer(from === "all" ? "" : ofRun(name, "differs"), { from: other });
-  const others = (known.value?.sources || []).filter((one) => one.kind === "run" && one.name !== name);
+  const from = run.about || query.from === "all" ? "all" : "defaults";
+  const differs = useAnswer(from === "all" ? "" : ofRun(name, "differs"));
   const words = (query.q || "").toLowerCase();
   const everything = run.about || { run: run.identity, settings: run.settings };
   const whole = [...leaves(everything)].map(([setting, b]) => ({ setting, b }));
@@ -75,17 +72,15 @@ export function Settings({ name, run }) {
   return html`<div class="bar filters">
       ${!run.about && html`<label>show <select value=${from} onChange=${(e) => amend({ from: e.target.value })}>
         <option value="defaults">what differs from the defaults</option>
-        <option value="all">all, and the machine</option>
-        ${others.map((one) => html`<option value=${one.name}>what differs from ${visible(one.name)}</option>`)}
-      </select></label>`}
+        <option value="all">all, and the machine</option></select></label>`}
       <input type="search" id="search" aria-label="Settings that have" placeholder="name or value …  /"
         value=${query.q || ""} onInput=${(e) => amend({ q: e.target.value }, { keep: false })} /></div>
     <${Problem} error=${differs.error} />
     <table class="plain settings"><thead><tr><th>setting</th><th>here</th>
-      ${from !== "all" && html`<th>${other ? visible(other) : "default"}</th>`}</tr></thead>
+      ${from !== "all" && html`<th>default</th>`}</tr></thead>
     <tbody>${rows.map(({ setting, a, b }) => html`<tr key=${setting}><th scope="row">${visible(setting)}</th>
       <td data-label="here">${visible(told(b))}</td>
-      ${from !== "all" && html`<td data-label=${other || "default"} class="dim">${visible(told(a))}</td>`}
+      ${from !== "all" && html`<td data-label="default" class="dim">${visible(told(a))}</td>`}
     </tr>`)}</tbody></table>
     ${listed.length > 0 && !rows.length && html`<p class="dim empty">no setting shown here has that</p>`}
     ${differs.value && !listed.length && html`<p class="dim empty">nothing differs</p>`}`;

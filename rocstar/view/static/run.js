@@ -44,8 +44,7 @@ function Header({ run }) {
     ${run.refused.map((said) => html`<${Problem} error=${`left out: ${said}`} />`)}`;
   const step = run.last.step ?? 0;
   const of = run.state === "finished" ? "" : html` <span class="dim">of ${number(run.steps)}</span>`;
-  const address = link(["sweep", run.sweep || ""]);
-  const sweep = run.sweep && html`<span>of sweep <a href=${address}>${visible(run.sweep)}</a></span>`;
+  const sweep = run.sweep && html`<span>of sweep ${visible(run.sweep)}</span>`;
   return html`<div class="bar"><h1>${visible(run.name)}</h1><${State} state=${run.state} />
       <span>step <b>${number(step)}</b>${of}</span>${sweep}<span class="dim">written ${ago(run.active)}</span></div>
     <${Headline} run=${run} />

@@ -7,8 +7,8 @@ const MOST_COMPARED = 6;
 const DASH = html`<span class="dim">–</span>`;
 
 /** `value` is what a column sorts by. */
-const NAME = { id: "run", value: (run) => run.name, cell: Name };
 const COLUMNS = [
+  { id: "run", value: (run) => run.name, cell: Name },
   { id: "state", value: (run) => run.state, cell: ({ run }) => html`<${State} state=${run.state} />` },
   { id: "steps", value: (run) => run.last.step ?? 0, cell: Steps },
   { id: "curve", value: (run) => run.spark.values.at(-1), cell: Curve },
@@ -29,7 +29,7 @@ function after(run) {
 
 export function Runs() {
   const { query } = place();
-  const { value, error } = useAnswer("sources", { columns: query.columns }, { every: 2 });
+  const { value, error } = useAnswer("sources", {}, { every: 2 });
   const [chosen, choose] = useState([]);
   const [words, setWords] = useState("");
   if (!value) return html`<${Problem} error=${error} />`;
@@ -37,7 +37,6 @@ export function Runs() {
   const runs = value.sources.filter(({ kind }) => kind === "run").filter(fits);
   const others = value.sources.filter(({ kind }) => kind === "evaluation").filter(fits);
   const files = value.sources.filter(({ kind }) => kind === "rollouts").filter(fits);
-  const columns = [NAME, ...value.columns.map((key) => setting(key, value.columns)), ...COLUMNS];
   const compared = chosen.slice(0, MOST_COMPARED);
   const address = compared.length < 2 ? undefined : link(["run", compared[0]], { with: compared.slice(1).join(",") });
   const told = chosen.length > MOST_COMPARED ? `the first ${MOST_COMPARED} of ${chosen.length}` : chosen.length || "";
@@ -45,14 +44,14 @@ export function Runs() {
       <input type="search" id="search" placeholder="name …  /" aria-label="Runs whose name has" value=${words}
         onInput=${(e) => setWords(e.target.value)} />
       <a class="button ${address ? "" : "off"}" href=${address}>compare ${told}</a>
-      <${Choices} columns=${columns} value=${value} sort=${query.sort} /></div>
+      <${Order} sort=${query.sort} /></div>
     <${Problem} error=${error} />
     ${!runs.length && !others.length && !files.length && html`<p class="dim empty">
       there are no runs here yet; this page shows them as soon as they begin</p>`}
     ${runs.length > 0 && html`<div class="wide"><table class="runs"><thead><tr><th><span class="sr">choose</span></th>
-      ${columns.map((column) => html`<${Head} column=${column} sort=${query.sort} />`)}</tr></thead>
-      ${grouped(runs, columns, query.sort).map(([sweep, some]) => html`<${Group} key=${sweep} sweep=${sweep}
-        runs=${some} columns=${columns} chosen=${chosen} choose=${choose} />`)}</table></div>`}
+      ${COLUMNS.map((column) => html`<${Head} column=${column} sort=${query.sort} />`)}</tr></thead>
+      ${grouped(runs, query.sort).map(([sweep, some]) => html`<${Group} key=${sweep} sweep=${sweep}
+        runs=${some} chosen=${chosen} choose=${choose} />`)}</table></div>`}
     ${files.length > 0 && html`<h2>Rollouts of others</h2><table class="runs"><tbody>${files.map((one) => html`
       <tr key=${one.name}><td data-label="rollouts">
         <a class="open" href=${link(["run", one.name, "attempts"])}>${visible(one.name)}</a></td>
@@ -66,44 +65,27 @@ export function Runs() {
         : html`<${Figure} figure=${one.evals[0]?.accuracy} />`}</td></tr>`)}</tbody></table>`}`;
 }
 
-/** A column of a setting, which can be taken away. */
-function setting(key, columns) {
-  const remove = () => amend({ columns: columns.filter((one) => one !== key).join(",") || "none" });
-  const told = (value) => (typeof value === "string" ? value : JSON.stringify(value ?? "").replace('""', ""));
-  return {
-    id: key, label: key.split(".").at(-1), remove, value: (run) => run.settings[key],
-    cell: ({ run }) => html`<span class="setting">${visible(told(run.settings[key]))}</span>`,
-  };
-}
-
-/** Settings to show as columns; on a narrow screen, which has no heads, also the order. */
-function Choices({ columns, value, sort }) {
-  const shown = value.columns.filter((key) => key !== "none");
-  const rest = value.varying.filter((key) => !shown.includes(key));
-  return html`${rest.length > 0 && html`<select aria-label="Show a setting that differs" value=""
-      onChange=${(e) => amend({ columns: [...shown, e.target.value].join(",") })}>
-      <option value="">show a setting …</option>
-      ${rest.map((key) => html`<option value=${key}>${key}</option>`)}</select>`}
-    <label class="narrow">order <select value=${sort || ""} onChange=${(e) => amend({ sort: e.target.value })}>
-      <option value="">by name</option>${columns.filter((one) => one.value).flatMap(({ id, label }) => [
-        html`<option value=${id}>${label ?? id} ↑</option>`,
-        html`<option value=${"-" + id}>${label ?? id} ↓</option>`,
+/** For a narrow screen, which has no heads. */
+function Order({ sort }) {
+  return html`<label class="narrow">order <select value=${sort || ""}
+      onChange=${(e) => amend({ sort: e.target.value })}>
+      <option value="">by name</option>${COLUMNS.flatMap(({ id }) => [
+        html`<option value=${id}>${id} ↑</option>`,
+        html`<option value=${"-" + id}>${id} ↓</option>`,
       ])}</select></label>`;
 }
 
-function Head({ column: { id, label, value, remove }, sort }) {
+function Head({ column: { id }, sort }) {
   const way = sort === id ? "ascending" : sort === "-" + id ? "descending" : undefined;
-  const text = `${label ?? id}${way ? (way === "ascending" ? " ↑" : " ↓") : ""}`;
+  const text = `${id}${way ? (way === "ascending" ? " ↑" : " ↓") : ""}`;
   const next = way === "descending" ? id : way === "ascending" ? "" : "-" + id;
-  return html`<th aria-sort=${way} title=${label && id}>
-    ${value ? html`<button onClick=${() => amend({ sort: next })}>${text}</button>` : text}
-    ${remove && html` <button aria-label=${`without ${id}`} onClick=${remove}>×</button>`}</th>`;
+  return html`<th aria-sort=${way}><button onClick=${() => amend({ sort: next })}>${text}</button></th>`;
 }
 
 /** [sweep, its runs], runs of none first; all as one list where they are sorted. */
-function grouped(runs, columns, sort) {
-  const column = columns.find(({ id }) => id === sort?.replace(/^-/, ""));
-  if (column?.value) return [["", sorted(runs, column.value, sort.startsWith("-"))]];
+function grouped(runs, sort) {
+  const column = COLUMNS.find(({ id }) => id === sort?.replace(/^-/, ""));
+  if (column) return [["", sorted(runs, column.value, sort.startsWith("-"))]];
   const sweeps = [...new Set(runs.map(({ sweep }) => sweep).filter(Boolean))].sort();
   const groups = ["", ...sweeps].map((name) => [name, runs.filter(({ sweep }) => (sweep || "") === name)]);
   return groups.filter(([, some]) => some.length);
@@ -119,7 +101,7 @@ function sorted(runs, value, down) {
   });
 }
 
-function Group({ sweep, runs, columns, chosen, choose }) {
+function Group({ sweep, runs, chosen, choose }) {
   const names = runs.map(({ name }) => name);
   const all = names.every((name) => chosen.includes(name));
   const without = chosen.filter((name) => !names.includes(name));
@@ -128,12 +110,12 @@ function Group({ sweep, runs, columns, chosen, choose }) {
   return html`<tbody>
     ${sweep && html`<tr class="sweep"><td><input type="checkbox" aria-label=${`choose the runs of sweep ${sweep}`}
         checked=${all} onChange=${() => choose(all ? without : [...without, ...names])} /></td>
-      <td colspan=${columns.length}>sweep <a href=${link(["sweep", sweep])}>${visible(sweep)}</a>
+      <td colspan=${COLUMNS.length}>sweep ${visible(sweep)}
         <span class="dim"> · ${runs.length} runs, ${finished} finished</span></td></tr>`}
     ${runs.map((run) => html`<tr key=${run.name} class=${sweep ? "member" : ""}>
       <td><input type="checkbox" aria-label=${"choose " + run.name} checked=${chosen.includes(run.name)}
         onChange=${() => toggle(run.name)} /></td>
-      ${columns.map(({ id, label, cell }) => html`<td data-label=${label ?? id}>
+      ${COLUMNS.map(({ id, cell }) => html`<td data-label=${id}>
         <${cell} run=${run} sweep=${sweep} /></td>`)}</tr>`)}
   </tbody>`;
 }
