@@ -142,7 +142,9 @@ class Pool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            self.command({"spawn": number, "plan": plans.PLANS.index(plan)}, theirs)
+            # At L1 a slot may have no group: a program could change its limits.
+            asks = "pids" not in self.pools.groups.folders or plan is plans.PROCESS
+            self.command({"spawn": number, "plan": plans.PLANS.index(plan), "asks": asks}, theirs)
         hello = await first_message(ours, "the slot died while starting", HELLO_SECONDS)
         self.full = bool(hello.get("busy"))
         if hello["problem"]:
@@ -196,15 +198,20 @@ class Pool:
 
 
 async def first_message(connection: socket.socket, otherwise: str, seconds: float | None) -> dict[str, Any]:
-    """The first message of a zygote or a slot; `problem` is `otherwise` when the process ends without one."""
+    """The first message of a zygote or a slot, `attached` has its descriptors; `problem` is `otherwise` when the
+    process ends without one."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection.fileno(), arrived.set)
     try:
-        receiving = asyncio.get_running_loop().sock_recv(connection, MAX_HELLO_BYTES)
-        data = await asyncio.wait_for(receiving, seconds)
+        await asyncio.wait_for(arrived.wait(), seconds)
+        data, attached, _, _ = socket.recv_fds(connection, MAX_HELLO_BYTES, 1)
     except TimeoutError:
         return {"problem": f"no sign of life within {seconds} seconds"}
     except OSError:
         data = b""
-    return dict(json.loads(data)) if data else {"problem": otherwise}
+    finally:
+        loop.remove_reader(connection.fileno())
+    return {**json.loads(data), "attached": attached} if data else {"problem": otherwise}
 
 
 class Pools:

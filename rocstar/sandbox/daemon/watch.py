@@ -46,10 +46,10 @@ async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable
 
 def over(worker: Worker) -> str:
     """The limit that this call exceeds, `processes` or `memory`, or ""."""
+    if "pids" in worker.uncounted and tasks(worker.process) > worker.limits.processes:
+        return "processes"
     family = descendants(worker.process)
     states = [numbers(pid, "status") for pid in family]
-    if "pids" in worker.uncounted and sum(state.get("Threads", 0) for state in states) > worker.limits.processes:
-        return "processes"
     limit = worker.limits.memory_bytes + HEADROOM_BYTES
     resident = sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)
     if "memory" not in worker.uncounted or resident <= limit:
@@ -57,6 +57,11 @@ def over(worker: Worker) -> str:
     exact = [numbers(pid, "smaps_rollup") for pid in family]
     used = sum(each.get("Pss_Anon", 0) + each.get("Pss_Shmem", 0) for each in exact) if any(exact) else resident
     return "memory" if used > limit else ""
+
+
+def tasks(slot: int) -> int:
+    """Processes and threads below the slot."""
+    return sum(numbers(pid, "status").get("Threads", 0) for pid in descendants(slot))
 
 
 def can_see(pid: int) -> bool:

@@ -26,6 +26,7 @@ from msgspec import structs
 
 from rocstar.sandbox.call import Call, Limits, Response, fault
 from rocstar.sandbox.daemon import verdict, watch
+from rocstar.sandbox.daemon.forks import Forks
 from rocstar.sandbox.daemon.shortage import Shortages
 from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.verdict import Seen
@@ -204,6 +205,7 @@ class Worker:
         """Controllers of resources that the kernel does not count for a whole call, so that `watch` must check them."""
         self.failed = tuple(name for name in lacking if name != "no_process_limit" or "pids" not in self.uncounted)
         """Properties that its walls should have and lack; not the process limit, if `watch` enforces it."""
+        self.forks = Forks(hello["attached"][0], self.process, self.refused_process) if hello["attached"] else None
         self.loop = asyncio.get_running_loop()
         self.on_ended: Callable[[Ended | None], None] | None = None
         self.on_idle: Callable[[Worker], None] = lambda worker: None
@@ -230,6 +232,8 @@ class Worker:
         """Set the limits of the next call as a whole. Raises OSError if the kernel refuses them, because the slot holds
         more memory from earlier calls than this one may use."""
         self.limits = limits
+        if self.forks is not None:
+            self.forks.most = limits.processes
         if self.group is not None:
             self.group.limit(limits.memory_bytes + HEADROOM_BYTES, limits.processes + 1)  # the slot is one more
 
@@ -257,9 +261,15 @@ class Worker:
         for handle in filter(None, self.handles.values()):
             os.close(handle)
         self.handles.clear()
+        if self.forks is not None:
+            self.forks.close()
         self.on_lost(self)
         if on_ended is not None:
             on_ended(None)
+
+    def refused_process(self) -> None:
+        if self.on_exceeded is not None:
+            self.on_exceeded("processes")
 
     def out_of_memory(self) -> bool:
         """Whether the kernel has killed a process of the group because memory ran out, since the last call of this."""

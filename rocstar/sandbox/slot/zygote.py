@@ -51,8 +51,8 @@ def main() -> None:
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`. First message to the daemon:
     {"problem": sentence or "", "arena": address and size, or null}. Commands:
-    {"spawn": number, "plan": index} with the slot's channel attached; {"lost": number} after a slot has ended. Never
-    returns."""
+    {"spawn": number, "plan": index, "asks": whether the slot asks before forks} with the slot's channel attached;
+    {"lost": number} after a slot has ended. Never returns."""
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
@@ -211,13 +211,15 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     keep_descriptors(fd)
     connection = socket.socket(fileno=CHANNEL)
     try:
-        walls = plans.start(plan, command["spawn"], workdir)
+        walls = plans.start(plan, command["spawn"], workdir, asks=command.get("asks", False))
     except OSError as error:
         send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    send_hello(connection, failed=walls.failed, may_count=walls.may_count, slot=walls.process, keeper=walls.keeper)
+    send_hello(connection, walls=walls)
+    if walls.forks >= 0:
+        os.close(walls.forks)
     return connection, walls
 
 
@@ -231,7 +233,11 @@ def keep_descriptors(connection: int) -> None:
     os.closerange(CHANNEL + 1, LAST_DESCRIPTOR)
 
 
-def send_hello(connection: socket.socket, problem: str = "", busy: bool = False, **facts: object) -> None:
-    """A slot's first message."""
+def send_hello(connection: socket.socket, problem: str = "", *, busy: bool = False, walls: Walls | None = None) -> None:
+    """A slot's first message, with `Walls.forks`."""
+    facts: dict[str, object] = {"problem": problem, "busy": busy}
+    if walls:
+        facts |= {"failed": walls.failed, "may_count": walls.may_count, "slot": walls.process, "keeper": walls.keeper}
+    attached = [walls.forks] if walls and walls.forks >= 0 else []
     with suppress(OSError):  # the daemon has ended
-        connection.send(json.dumps({"problem": problem, "busy": busy, **facts}).encode())
+        socket.send_fds(connection, [json.dumps(facts).encode()], attached)

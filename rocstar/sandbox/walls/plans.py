@@ -83,6 +83,8 @@ class Walls(NamedTuple):
     """Descriptor of the list of this process's children; -1 in a pid namespace, or if there is no such list."""
     failed: tuple[str, ...] = ()
     """Properties that this plan should provide and could not."""
+    forks: int = -1
+    """Descriptor at which the kernel asks before a process of the slot starts another; -1 if it does not."""
     may_count: bool = True
     """Whether the slot may join a control group; false if a program could change its group's limits."""
 
@@ -121,16 +123,16 @@ def slot_user(number: int) -> int:
     return FIRST_USER + (os.getppid() % 2**22) * SLOTS_PER_ZYGOTE + number % SLOTS_PER_ZYGOTE
 
 
-def start(plan: Plan, number: int, workdir: str) -> Walls:
+def start(plan: Plan, number: int, workdir: str, *, asks: bool) -> Walls:
     """Called in a fresh fork of the zygote, which becomes the keeper of slot `number` and never returns. Returns in the
     slot only, in "/" and with unchanged descriptors. `workdir`: prefix of its folder's path if the plan has no
-    namespaces.
+    namespaces. asks: whether the slot asks before forks (`Walls.forks`) if nothing else can limit its processes.
 
     Raises OSError if the walls cannot be built, in the keeper or, after its fork, in the slot."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.die_with_parent(signal.SIGKILL)
     user = slot_user(number)
-    return start_inside(plan, user) if plan.namespaces else start_beside(plan, user, workdir)
+    return start_inside(plan, user, asks) if plan.namespaces else start_beside(plan, user, workdir, asks)
 
 
 def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: str, inside: Inside) -> Walls:
@@ -183,7 +185,7 @@ def settled(walls: Walls) -> Walls:
     return walls
 
 
-def start_inside(plan: Plan, user: int) -> Walls:
+def start_inside(plan: Plan, user: int, asks: bool) -> Walls:
     """Start a slot with namespaces. user: the user that programs run as, if we are root."""
     outside, workdir = (os.geteuid(), os.getegid()), rootfs.workdir()
     linux.unshare(plan.namespaces)
@@ -198,12 +200,12 @@ def start_inside(plan: Plan, user: int) -> Walls:
     linux.drop_bounding_set()
     if plan.needs_root:
         become(user)
-    missing = () if inside.processes_beside is not None else ("no_process_limit",)
+    forks, missing = process_limit(inside, asks)
     failed = confine(private_files=True, own_files=False, slot=os.getpid())
-    return settled(walls._replace(failed=(*missing, *failed)))
+    return settled(walls._replace(forks=forks, failed=(*missing, *failed)))
 
 
-def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
+def start_beside(plan: Plan, user: int, workdir: str, asks: bool) -> Walls:
     """Start a slot without namespaces, beside the other processes of the machine. user: the user that programs run as,
     if we are root and that is possible."""
     is_root = os.geteuid() == 0
@@ -219,16 +221,27 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
     linux.drop_bounding_set()
     if is_apart:
         become(user)
+    forks, unlimited = process_limit(inside, asks)
     is_scoped = plan is CONFINED and landlock.confine(rootfs.sources(), folder.path)
     failed = confine(private_files=False, own_files=not is_apart, slot=os.getpid() if is_apart else None)
     if plan is CONFINED and failed:
         raise OSError("the system-call filter could not be loaded")
     confine_signals = landlock.scope_signals if is_scoped else None if failed else seccomp.deny_signals
-    lacking = {"no_process_limit": not is_apart, "no_disk_quota": True, "same_user": not is_apart}
-    lacking["orphans_survive"] = walls.children < 0
-    missing = (name for name, lacks in lacking.items() if lacks)
+    lacking = {"no_disk_quota": True, "same_user": not is_apart, "orphans_survive": walls.children < 0}
+    missing = (*unlimited, *(name for name, lacks in lacking.items() if lacks))
     inside = inside._replace(confine_signals=confine_signals)
-    return settled(walls._replace(inside=inside, failed=(*missing, *failed)))
+    return settled(walls._replace(inside=inside, forks=forks, failed=(*missing, *failed)))
+
+
+def process_limit(inside: Inside, asks: bool) -> tuple[int, tuple[str, ...]]:
+    """In the slot: `Walls.forks`, and the property that lacks if its processes cannot be limited."""
+    if inside.processes_beside is not None:
+        return -1, ()
+    with suppress(OSError, KeyError):  # an old kernel, or the container itself listens in this way
+        if asks:
+            linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+            return seccomp.ask_before_forks(), ()
+    return -1, ("no_process_limit",)
 
 
 def processes_beside(plan: Plan, outside: int) -> int | None:

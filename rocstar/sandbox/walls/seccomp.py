@@ -15,6 +15,7 @@ import errno
 import re
 import struct
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rocstar.sandbox.walls import linux
 
@@ -119,7 +120,7 @@ def tables() -> dict[str, Numbers]:
 
 LOAD, AND, RETURN = 0x20, 0x54, 0x06
 JUMP, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST = 0x05, 0x15, 0x45, 0x35
-ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+ALLOW, KILL, ERRNO, ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 AT_NUMBER, AT_ARCHITECTURE, AT_ARGUMENTS = 0, 4, 16
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
@@ -131,6 +132,7 @@ SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
 SOCK_TYPE_MASK = 0xF  # the rest are flags
 CONNECTED, ANY = (SOCK_STREAM, SOCK_SEQPACKET), (SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM)
 PR_SET_SECCOMP = 22
+SET_FILTER, NEW_LISTENER = 1, 8  # of the call seccomp
 SIGCHLD = 17
 CLONE_PARENT = 0x8000  # the child would be the slot's own
 NOT_CLONED = 0x7E020000 | CLONE_PARENT  # every kind of namespace
@@ -176,6 +178,7 @@ def answer(error: int) -> bytes:
 
 ALLOWING = instruction(RETURN, ALLOW)
 KILLING = instruction(RETURN, KILL)
+ASKING = instruction(RETURN, ASK)
 REFUSING = answer(errno.EPERM)
 MISSING = answer(errno.ENOSYS)
 DONE = answer(0)
@@ -373,9 +376,25 @@ def tree(runs: list[tuple[int, Code]]) -> Code:
 
 def install(code: bytes) -> None:
     """Load a filter for this process and all it starts. Needs no_new_privs. Raises OSError."""
-    buffer = ctypes.create_string_buffer(code, len(code))
-    head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
+    head, _ = loadable(code)
     linux.prctl(linux.PR_SET_SECCOMP, 2, ctypes.addressof(head), what="seccomp")
+
+
+def loadable(code: bytes) -> tuple[Any, Any]:
+    """The kernel's sock_fprog, and what it points to."""
+    buffer = ctypes.create_string_buffer(code, len(code))
+    return ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))), buffer
+
+
+def ask_before_forks() -> int:
+    """Load a filter by which this process, and all that it starts, ask at the returned descriptor before they start a
+    process or a thread (`daemon.forks`). Needs no_new_privs, and that no other filter asks. Since Linux 5.5. Raises
+    OSError, and KeyError like `build`."""
+    column, numbers = COLUMN[linux.machine()], {name: row for table in tables().values() for name, row in table.items()}
+    asking = {number: (ASKING,) for name in ("fork", "vfork", "clone") if (number := numbers[name][column]) is not None}
+    head, _ = loadable(assembled(linux.machine(), asking, (ALLOWING,)))
+    flags = ctypes.c_uint(SET_FILTER), ctypes.c_uint(NEW_LISTENER)
+    return linux.syscall(numbers["seccomp"][column] or 0, *flags, head, what="seccomp")
 
 
 def deny_signals() -> None:
