@@ -32,7 +32,7 @@ for n in range(200):
     os.write(1, b".")
 """
     response = attack(uncounted, code, processes=10)
-    assert response.stdout == "." * 9 and (response.kill_reason == "processes" or response.outcome is ProgramOutcome.OK)
+    assert (response.stdout, response.outcome) == ("." * 9, ProgramOutcome.OK)
 
 
 def test_processes_and_threads_one_after_another_are_no_fork_bomb(uncounted: Daemon) -> None:
@@ -60,7 +60,7 @@ def test_fork_bomb_ends_at_the_wall_limit(daemon: Daemon) -> None:
 
 def test_memory_limit_cannot_be_dodged_by_shared_maps(daemon: Daemon) -> None:
     calls = ["__import__('mmap').mmap(-1, 2**31)", "os.memfd_create('x')"]
-    assert names(daemon, *calls, memory_bytes=64 * 2**20) == ["OSError", "PermissionError"]
+    assert names(daemon, *calls, memory_bytes=64 * 2**20) == ["OSError", "OSError"]
 
 
 def test_limits_cannot_be_raised(daemon: Daemon) -> None:

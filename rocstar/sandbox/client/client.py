@@ -76,15 +76,12 @@ class SandboxClient:
         slots: int = 2,
         preload: Sequence[str] = ("numpy", "sympy"),
         min_isolation: str = Isolation.L3,
-        node: str = "",
         daemons: int = 1,
     ) -> Self:
         """Start daemons and wait until they serve. Raises SandboxDown when one fails: a preload that cannot be
         imported, less isolation than `min_isolation`, a failed fork."""
         isolation = Isolation(min_isolation)
-        settings = DaemonSettings(
-            slots=slots, daemons=daemons, preload=tuple(preload), min_isolation=isolation, node=node
-        )
+        settings = DaemonSettings(slots=slots, daemons=daemons, preload=tuple(preload), min_isolation=isolation)
         return cls(settings, daemons=daemons)._served()
 
     @classmethod
@@ -294,7 +291,7 @@ class SandboxClient:
                 case Overloaded(pending):
                     problem = f"no sandbox took the call within {pending.call.patience_seconds:g} seconds"
                     _resolve(pending, failed(pending.call.id, ServiceOutcome.OVERLOADED, problem))
-        at = self._dispatch.next_at()
+        at = self._dispatch.next_at(time.monotonic())
         if self._loop is not None and at is not None:
             self._set_timer("dispatch", at - time.monotonic(), self._carry_out)
 

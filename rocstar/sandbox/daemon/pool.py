@@ -142,9 +142,7 @@ class Pool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            # At L1 a slot may have no group: a program could change its limits.
-            asks = "pids" not in self.pools.groups.folders or plan is plans.PROCESS
-            self.command({"spawn": number, "plan": plans.PLANS.index(plan), "asks": asks}, theirs)
+            self.command({"spawn": number, "plan": plans.PLANS.index(plan)}, theirs)
         hello = await first_message(ours, "the slot died while starting", HELLO_SECONDS)
         self.full = bool(hello.get("busy"))
         if hello["problem"]:
@@ -218,8 +216,8 @@ class Pools:
     """The pools of all tiers, with one plan."""
 
     def __init__(self, settings: DaemonSettings, workdirs: str, groups: Groups) -> None:
-        """workdirs: folder for the work of slots without their own file system. groups: count memory and processes of
-        whole calls."""
+        """workdirs: folder for the work of slots without their own file system. groups: count the memory of whole
+        calls."""
         self.settings, self.workdirs, self.groups = settings, workdirs, groups
         self.plan = plans.PLANS[-1]
         self.shortages = Shortages()
@@ -256,13 +254,10 @@ class Pools:
     def choose(self, code: str) -> Pool:
         """The pool that should run a program; its zygote may still be starting."""
         tier = self.chooser.choose(code[:CHOSEN_BY])
-        while True:
-            if tier not in self.pools:
-                self.spawn(self.pool(tier).start())
-            pool = self.pools[tier]
-            if not pool.problem or tier is tiers.BARE:
-                return pool
-            tier = next(other for other, n in self.order.items() if n == self.order[tier] - 1)  # the next cheaper one
+        if tier not in self.pools:
+            self.spawn(self.pool(tier).start())
+        pool = self.pools[tier]
+        return self.pools[tiers.BARE] if pool.problem else pool
 
     def pool(self, tier: Tier) -> Pool:
         return self.pools.setdefault(tier, Pool(tier, self))

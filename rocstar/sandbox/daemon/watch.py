@@ -1,6 +1,6 @@
 """Inspects and kills processes through the host's /proc, which no program can change.
 
-`watch` checks calls that run for long and whose memory or processes no control group counts. It does not see peaks
+`watch` checks calls that run for long and whose memory or processes nothing else limits. It does not see peaks
 shorter than LOOK_SECONDS: only the limits of each single process bound them. Not covered: memory in files of the
 working directory.
 """
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
 
 LOOK_SECONDS = 0.25  # short programs, which are nearly all, are never checked
+RESOURCES = frozenset({"no_memory_cgroup", "no_process_limit"})
+"""Properties that `watch` replaces."""
 STARVED_SECONDS = 1.0  # shorter waits are normal on a busy machine
 TICKS = os.sysconf("SC_CLK_TCK")  # per second
 
@@ -34,7 +36,7 @@ async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable
             look()
         due = time.monotonic() - LOOK_SECONDS
         for worker in workers():
-            if worker.uncounted and worker.started < due and worker.on_exceeded is not None:
+            if worker.watched and worker.started < due and worker.on_exceeded is not None:
                 started = worker.started
                 exceeded = ""
                 # In a thread: the kernel takes half a second to add up processes with very many mappings.
@@ -46,13 +48,13 @@ async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable
 
 def over(worker: Worker) -> str:
     """The limit that this call exceeds, `processes` or `memory`, or ""."""
-    if "pids" in worker.uncounted and tasks(worker.process) > worker.limits.processes:
+    if "no_process_limit" in worker.watched and tasks(worker.process) > worker.limits.processes:
         return "processes"
     family = descendants(worker.process)
     states = [numbers(pid, "status") for pid in family]
     limit = worker.limits.memory_bytes + HEADROOM_BYTES
     resident = sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)
-    if "memory" not in worker.uncounted or resident <= limit:
+    if "no_memory_cgroup" not in worker.watched or resident <= limit:
         return ""  # below the limit even with shared pages counted repeatedly; the exact figure is expensive
     exact = [numbers(pid, "smaps_rollup") for pid in family]
     used = sum(each.get("Pss_Anon", 0) + each.get("Pss_Shmem", 0) for each in exact) if any(exact) else resident

@@ -51,8 +51,8 @@ def main() -> None:
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`. First message to the daemon:
     {"problem": sentence or "", "arena": address and size, or null}. Commands:
-    {"spawn": number, "plan": index, "asks": whether the slot asks before forks} with the slot's channel attached;
-    {"lost": number} after a slot has ended. Never returns."""
+    {"spawn": number, "plan": index} with the slot's channel attached; {"lost": number} after a slot has ended. Never
+    returns."""
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
@@ -74,7 +74,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     with program.own_streams():
         problem = load(settings["preload"])
         seeder = seeds.Seeder()
-        warm_up(Base(0, plans.Inside(1, True), seeder))
+        warm_up(Base(0, plans.Inside(True, True), seeder))
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
         return
@@ -211,7 +211,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     keep_descriptors(fd)
     connection = socket.socket(fileno=CHANNEL)
     try:
-        walls = plans.start(plan, command["spawn"], workdir, asks=command.get("asks", False))
+        walls = plans.start(plan, command["spawn"], workdir)
     except OSError as error:
         send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise

@@ -55,9 +55,8 @@ PLANS = (ROOT, USER, CONFINED, PROCESS)  # strongest first
 class Inside(NamedTuple):
     """The facts about the walls that a program's process needs."""
 
-    processes_beside: int | None
-    """Processes of the slot's user besides the program's own; None if others share that user, so that RLIMIT_NPROC
-    cannot be used."""
+    own_user: bool
+    """The slot's user has no other processes than the slot and its program's."""
     private_processes: bool
     """The slot has its own pid namespace."""
     home: str = ""
@@ -123,16 +122,16 @@ def slot_user(number: int) -> int:
     return FIRST_USER + (os.getppid() % 2**22) * SLOTS_PER_ZYGOTE + number % SLOTS_PER_ZYGOTE
 
 
-def start(plan: Plan, number: int, workdir: str, *, asks: bool) -> Walls:
+def start(plan: Plan, number: int, workdir: str) -> Walls:
     """Called in a fresh fork of the zygote, which becomes the keeper of slot `number` and never returns. Returns in the
     slot only, in "/" and with unchanged descriptors. `workdir`: prefix of its folder's path if the plan has no
-    namespaces. asks: whether the slot asks before forks (`Walls.forks`) if nothing else can limit its processes.
+    namespaces.
 
     Raises OSError if the walls cannot be built, in the keeper or, after its fork, in the slot."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.die_with_parent(signal.SIGKILL)
     user = slot_user(number)
-    return start_inside(plan, user, asks) if plan.namespaces else start_beside(plan, user, workdir, asks)
+    return start_inside(plan, user) if plan.namespaces else start_beside(plan, user, workdir)
 
 
 def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: str, inside: Inside) -> Walls:
@@ -185,14 +184,14 @@ def settled(walls: Walls) -> Walls:
     return walls
 
 
-def start_inside(plan: Plan, user: int, asks: bool) -> Walls:
+def start_inside(plan: Plan, user: int) -> Walls:
     """Start a slot with namespaces. user: the user that programs run as, if we are root."""
     outside, workdir = (os.geteuid(), os.getegid()), rootfs.workdir()
     linux.unshare(plan.namespaces)
     if plan.namespaces & linux.CLONE_NEWUSER:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
-    inside = Inside(processes_beside(plan, outside[0]), True, "" if workdir == rootfs.WORKDIR else workdir)
+    inside = Inside(plan.needs_root, True, "" if workdir == rootfs.WORKDIR else workdir)
     # There is nothing to remove at the end: the mounts go with their namespace.
     walls = fork_slot(partial(rootfs.renew_workdir, workdir), lambda: None, workdir, inside)
     socket.sethostname("sandbox")
@@ -200,12 +199,12 @@ def start_inside(plan: Plan, user: int, asks: bool) -> Walls:
     linux.drop_bounding_set()
     if plan.needs_root:
         become(user)
-    forks, missing = process_limit(inside, asks)
+    forks, missing = process_limit(inside)
     failed = confine(private_files=True, own_files=False, slot=os.getpid())
     return settled(walls._replace(forks=forks, failed=(*missing, *failed)))
 
 
-def start_beside(plan: Plan, user: int, workdir: str, asks: bool) -> Walls:
+def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
     """Start a slot without namespaces, beside the other processes of the machine. user: the user that programs run as,
     if we are root and that is possible."""
     is_root = os.geteuid() == 0
@@ -214,14 +213,14 @@ def start_beside(plan: Plan, user: int, workdir: str, asks: bool) -> Walls:
         raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
     folder = WorkFolder(workdir, user if is_apart else None)
     folder.make()
-    inside = Inside(1 if is_apart else None, False, folder.run)
+    inside = Inside(is_apart, False, folder.run)
     walls = fork_slot(folder.renew, folder.remove, folder.run, inside)
     linux.become_subreaper()
     walls = walls._replace(children=open_children(), may_count=is_apart or plan is CONFINED)
     linux.drop_bounding_set()
     if is_apart:
         become(user)
-    forks, unlimited = process_limit(inside, asks)
+    forks, unlimited = process_limit(inside)
     is_scoped = plan is CONFINED and landlock.confine(rootfs.sources(), folder.path)
     failed = confine(private_files=False, own_files=not is_apart, slot=os.getpid() if is_apart else None)
     if plan is CONFINED and failed:
@@ -233,25 +232,14 @@ def start_beside(plan: Plan, user: int, workdir: str, asks: bool) -> Walls:
     return settled(walls._replace(inside=inside, forks=forks, failed=(*missing, *failed)))
 
 
-def process_limit(inside: Inside, asks: bool) -> tuple[int, tuple[str, ...]]:
+def process_limit(inside: Inside) -> tuple[int, tuple[str, ...]]:
     """In the slot: `Walls.forks`, and the property that lacks if its processes cannot be limited."""
-    if inside.processes_beside is not None:
+    if inside.own_user:  # RLIMIT_NPROC counts them
         return -1, ()
     with suppress(OSError, KeyError):  # an old kernel, or the container itself listens in this way
-        if asks:
-            linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
-            return seccomp.ask_before_forks(), ()
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+        return seccomp.ask_before_forks(), ()
     return -1, ("no_process_limit",)
-
-
-def processes_beside(plan: Plan, outside: int) -> int | None:
-    """See Inside. `outside`: user who started the sandbox. In a user namespace the keeper counts as well, and root
-    outside is never limited."""
-    if plan.needs_root:
-        return 1
-    major, minor = os.uname().release.split(".")[:2]
-    # before Linux 5.14 RLIMIT_NPROC counted all processes of the outside user, in all user namespaces
-    return 2 if outside != 0 and (int(major), int(minor)) >= (5, 14) else None
 
 
 def become(user: int) -> None:

@@ -89,9 +89,6 @@ def build(workdir: str) -> None:
     for name in {SHARED_MEMORY, OTHER_WORKDIR} - {workdir}:
         os.symlink(workdir, name)
     os.mkdir(workdir)
-    if os.path.isdir(package := f"{ROOT}/rocstar"):  # hides our source code if it is installed among the libraries
-        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY
-        linux.mount("tmpfs", package, "tmpfs", flags, "size=4k,mode=755")
     mount_workdir(workdir)
     linux.unmount(OLD)
     os.rmdir(OLD)
@@ -106,7 +103,8 @@ def show(path: str) -> None:
         os.symlink(os.readlink(old), path)
         return
     os.makedirs(path, exist_ok=True)
-    bind_read_only(old, path)
+    linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
+    linux.make_read_only(path)
 
 
 def mount_workdir(workdir: str) -> None:
@@ -117,11 +115,6 @@ def renew_workdir(workdir: str) -> None:
     """Replace the working directory, together with anything that a program made in it. Raises OSError."""
     linux.unmount(workdir)
     mount_workdir(workdir)
-
-
-def bind_read_only(old: str, path: str) -> None:
-    linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
-    linux.make_read_only(path)
 
 
 def remount_read_only(path: str, without: int = 0) -> None:
