@@ -88,11 +88,6 @@ class Walls(NamedTuple):
     """Whether the slot may join a control group; false if a program could change its group's limits."""
 
 
-def kill_quietly(pid: int) -> None:
-    with suppress(ProcessLookupError):  # it has ended already
-        os.kill(pid, signal.SIGKILL)
-
-
 def kill_children(children: int, keep: Container[int] = ()) -> bool:
     """Kill this process's children except `keep`; whether there were any. Their orphans may become children then.
 
@@ -167,7 +162,8 @@ def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: C
     except OSError:
         pass  # the slot ended before it had its answer
     try:
-        kill_quietly(slot)
+        with suppress(ProcessLookupError):  # it has ended already
+            os.kill(slot, signal.SIGKILL)
         os.waitpid(slot, 0)
         remove()
     finally:

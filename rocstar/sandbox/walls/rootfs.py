@@ -122,19 +122,14 @@ def make_devices() -> None:
     for name in DEVICES:
         path = f"/dev/{name}"
         with suppress(OSError):  # a missing device is the operator's choice; urandom also has a system call
-            write(path, b"")
+            Path(path).touch()
             linux.mount(f"{OLD}{path}", path, flags=linux.MS_BIND)
             linux.change_mount(path, linux.MS_RDONLY | linux.MS_NOSUID)
 
 
 def make_etc(home: str) -> None:
     os.mkdir("/etc")
-    write("/etc/passwd", f"sandbox:x:{os.geteuid()}:{os.getegid()}::{home}:/bin/false\n".encode())
+    Path("/etc/passwd").write_text(f"sandbox:x:{os.geteuid()}:{os.getegid()}::{home}:/bin/false\n")
     for path in COPIED:
-        with suppress(OSError), open(OLD + path, "rb") as file:  # optional: libraries have default folders
-            write(path, file.read())
-
-
-def write(path: str, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
+        with suppress(OSError):  # optional: libraries have default folders
+            Path(path).write_bytes(Path(OLD + path).read_bytes())
