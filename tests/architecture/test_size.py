@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (3023, 17),
     "rollout": (1850, 12),
     "run": (4714, 24),
-    "sandbox": (8681, 47),
+    "sandbox": (8597, 47),
     "serving": (774, 6),
     "support": (2117, 17),
     "tools": (957, 7),
@@ -42,7 +42,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (622, 1),
     "view": (1957, 9),
 }
-CLASSES, FUNCTIONS = 589, 4222
+CLASSES, FUNCTIONS = 587, 4217
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
