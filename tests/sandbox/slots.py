@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rocstar.sandbox import launch
-from rocstar.sandbox.daemon import forks
+from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import Ended, Program
 from rocstar.sandbox.walls import cgroups
@@ -75,10 +75,10 @@ def permit_forks(listener: int) -> None:
     waiting = select.poll()
     waiting.register(listener, select.POLLIN)
     while waiting.poll()[0][1] & select.POLLIN:
-        question = bytearray(forks.QUESTION.size)
+        question = bytearray(watch.QUESTION.size)
         with suppress(OSError):  # it has been killed
-            fcntl.ioctl(listener, forks.RECEIVE, question)
-            fcntl.ioctl(listener, forks.SEND, forks.ANSWER.pack(*forks.QUESTION.unpack(question), 0, forks.CONTINUE))
+            fcntl.ioctl(listener, watch.RECEIVE, question)
+            fcntl.ioctl(listener, watch.SEND, watch.ANSWER.pack(*watch.QUESTION.unpack(question), 0, watch.CONTINUE))
     os.close(listener)
 
 

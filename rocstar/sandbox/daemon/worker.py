@@ -26,7 +26,6 @@ from msgspec import structs
 
 from rocstar.sandbox.call import Call, Limits, Response, fault
 from rocstar.sandbox.daemon import verdict, watch
-from rocstar.sandbox.daemon.forks import Forks
 from rocstar.sandbox.daemon.shortage import Shortages
 from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.verdict import Seen
@@ -202,7 +201,7 @@ class Worker:
         self.watched = watch.RESOURCES.intersection(self.failed) if watch.can_see(self.process) else frozenset[str]()
         """Resources that nothing else limits for a whole call, so that `watch` must check them."""
         self.failed = tuple(name for name in self.failed if name != "no_process_limit" or name not in self.watched)
-        self.forks = Forks(hello["attached"][0], self.process) if hello["attached"] else None
+        self.forks = watch.Forks(hello["attached"][0], self.process) if hello["attached"] else None
         self.loop = asyncio.get_running_loop()
         self.on_ended: Callable[[Ended | None], None] | None = None
         self.on_idle: Callable[[Worker], None] = lambda worker: None

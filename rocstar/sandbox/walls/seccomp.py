@@ -343,8 +343,8 @@ def loadable(code: bytes) -> tuple[Any, Any]:
 
 def ask_before_forks() -> int:
     """Load a filter by which this process, and all that it starts, ask at the returned descriptor before they start a
-    process or a thread (`daemon.forks`). Needs no_new_privs, and that no other filter asks. Since Linux 5.5. Raises
-    OSError, and KeyError like `build`."""
+    process or a thread (`daemon.watch.Forks`). Needs no_new_privs, and that no other filter asks. Since Linux 5.5.
+    Raises OSError, and KeyError like `build`."""
     column, numbers = COLUMN[linux.machine()], {name: row for table in tables().values() for name, row in table.items()}
     asking = {number: (ASKING,) for name in ("fork", "vfork", "clone") if (number := numbers[name][column]) is not None}
     head, _ = loadable(assembled(linux.machine(), asking, (ALLOWING,)))
