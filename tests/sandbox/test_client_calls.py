@@ -177,6 +177,14 @@ async def test_more_than_a_socket_holds_goes_out_in_order(daemon: ScriptedDaemon
     assert [call.stdin for call in daemon.calls] == [chr(97 + n) * 500_000 for n in range(20)]
 
 
+async def test_a_daemon_that_lost_a_call_and_answers_pings_is_given_up(daemon: ScriptedDaemon) -> None:
+    with connected(daemon, silent_seconds=0.3) as client:
+        lost, fine = await asyncio.gather(run(client, "once hang", id="lost"), run(client, "ok", id="fine"))
+        assert (lost.outcome, lost.attempt) == (ProgramOutcome.OK, 2) and fine.attempt == 1
+        with pytest.raises(SandboxDown, match="lost a call that it holds, has nothing to do and was given up"):
+            await run(client, "hang", id="again")
+
+
 async def test_the_result_of_another_call_is_nobodys(daemon: ScriptedDaemon) -> None:
     with connected(daemon) as client:
         assert (await run(client, "once another")).stdout == "once another"

@@ -33,6 +33,7 @@ READ_BYTES = 2**18
 MESSAGE_BYTES = 2**20  # servers refuse WebSocket messages of more than 16 MiB; a frame may span several
 REMOTE_TRIES = 12  # with the pauses between them, about half a minute
 TICKS = 10  # unanswered pings before a node is given up
+IDLE_TICKS = 4  # pings with the answer "no calls" from a node that holds one of ours; a gateway's answer is a tick old
 
 
 Token = str | Callable[[], str]
@@ -208,6 +209,7 @@ class Node(NodeFacts):
     def open(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Connect; HELLO or `on_end` follows."""
         self._reader, self._silent_ticks, self._fault = FrameReader(), 0, "it died"
+        self._oldest, self._idle_ticks = -1, 0  # the number of the oldest call held; -1: none
         self._frames, self._out, self._flushing = bytearray(), bytearray(), False  # to be sent: frames, then bytes
         try:
             self.connection = self._connect()
@@ -252,13 +254,19 @@ class Node(NodeFacts):
 
     def tick(self) -> None:
         """A tenth of `silent_seconds` has passed. Ticks are counted and no clock is read: a caller whose own loop was
-        blocked for minutes has one tick overdue, not a hundred. Silence is ignored while no call is pending."""
+        blocked for minutes has one tick overdue, not a hundred. Silence is ignored while no call is pending. A node
+        that still answers pings but has lost a call is given up as well."""
         patience = self._start_seconds if self.opening else self._silent_seconds
         if self.connection is None or not (self.held or self.opening):
             self._silent_ticks = 0
         elif self._silent_ticks * self._silent_seconds / TICKS >= patience:
             self.close(f"{self.label} gave no sign of life for {patience:g} seconds and was given up", 0.0)
+        elif self._idle_ticks >= IDLE_TICKS:
+            self.close(f"{self.label} lost a call that it holds, has nothing to do and was given up", 0.0)
         else:
+            oldest, has_answered = next(iter(self.held), -1), not self._silent_ticks
+            idle = has_answered and 0 <= oldest == self._oldest and not (self.usage.running or self.usage.waiting)
+            self._oldest, self._idle_ticks = oldest, self._idle_ticks + 1 if idle else 0
             self._silent_ticks += 1
             if self.up:
                 self.send(FrameKind.PING)
