@@ -53,8 +53,19 @@ decode_response = msgpack.Decoder(Response).decode
 decode_info = msgpack.Decoder(DaemonInfo).decode
 decode_usage = msgpack.Decoder(Usage).decode
 decode_text = msgpack.Decoder(str).decode
-decode_call = msgpack.Decoder(Call).decode
-"""Each of its collections is bounded (`call.FEW`)."""
+
+
+_decode_call = msgpack.Decoder(Call).decode
+
+
+def decode_call(body: bytes) -> Call:
+    """The decoder bounds each field (`call.FEW`); the check here stops a million repeated fields. Raises ValueError
+    and RecursionError."""
+    head = {b"\xde": 3, b"\xdf": 5}.get(body[:1])  # its length in bytes; a short map of msgpack has at most 15 fields
+    count, most = int.from_bytes(body[1:head]) if head else 0, len(Call.__struct_fields__)
+    if count > most:
+        raise ValueError(f"the call has {count} fields; there are only {most}")
+    return _decode_call(body)
 
 
 def pack(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:

@@ -160,7 +160,6 @@ print({number: answer(number) for number in NUMBERS})
     unlisted = {*range(451, 457), *range(467, 500), 1000, 5000} - {452}  # fchmodat2 is known
     response = attack(daemon, code.replace("NUMBERS", repr(unlisted | refused | {463})))
     without_attributes = {463: "ENOTSUP"}  # setxattrat: as of a file system that has none
-    without_attributes = {463: "ENOTSUP"}  # setxattrat: as of a file system that has none
     assert eval(response.stdout) == dict.fromkeys(unlisted | refused, "ENOSYS") | without_attributes
 
 

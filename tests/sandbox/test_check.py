@@ -116,18 +116,19 @@ def many(name: str, count: int, entry: bytes) -> bytes:
     [
         (many("files", 3_000_000, b"\xa1f\xc4\x00"), "`object` of length <= 10000 - at `$.files`"),
         (many("fetch", 10_000_000, b"\xa1f"), "`array` of length <= 10000 - at `$.fetch`"),
+        (b"\xdf\x00\x50\x00\x00" + b"\xa1a\x01" * 5_242_880, "the call has 5242880 fields; there are only"),
         (
             b"\x84" + many("files", 1_000_000, b"\xa1f\xc4\x00")[1:] + msgpack.encode("files") + b"\x80",
             "`object` of length <= 10000 - at `$.files`",
         ),
     ],
-    ids=["files", "fetch", "twice"],
+    ids=["files", "fetch", "fields", "twice"],
 )
 def test_millions_of_entries_are_refused_before_they_are_built(daemon: Daemon, body: bytes, told: str) -> None:
     response = daemon.answer(daemon.submit_body(body))
     assert (response.outcome, told in response.message) == (ProgramOutcome.REJECTED, True), response
     tracemalloc.start()
-    with pytest.raises(ValueError, match="length"):
+    with pytest.raises(ValueError, match=r"fields|length"):
         wire.decode_call(body)
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()

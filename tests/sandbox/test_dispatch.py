@@ -149,7 +149,7 @@ def test_a_node_that_died_is_opened_again_after_a_growing_pause() -> None:
     for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE):
         bench.dispatch.died(node, "it died", bench.now)
         assert bench.decide() == []
-        assert bench.dispatch.next_at(bench.now) == pytest.approx(bench.now + pause)
+        assert bench.dispatch.next_at() == pytest.approx(bench.now + pause)
         assert bench.decide(pause) == [Open(node)]
         assert bench.decide(60.0) == [], "until it came up or died"
         bench.now -= 60.0
@@ -294,7 +294,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def whoever_waits_is_looked_at_again(self) -> None:
-        assert not self.dispatch.waiting or self.dispatch.next_at(self.bench.now) is not None
+        assert not self.dispatch.waiting or self.dispatch.next_at() is not None
 
     @rule()
     def with_nodes_that_work_all_calls_end(self) -> None:

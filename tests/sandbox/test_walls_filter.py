@@ -211,3 +211,12 @@ def test_the_second_filter_refuses_signals_and_nothing_else(machine: str) -> Non
     code = seccomp.build_without_signals(machine)
     refused = {number for number in range(1024) if verdict(code, machine, number) != ALLOW}
     assert refused == set(numbers("signalling", machine).values())
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_jump_too_long_for_one_instruction_is_made_by_two(machine: str) -> None:
+    known = {4 * number: tuple([seccomp.load_argument(0)] * 60 + [seccomp.ALLOWING]) for number in range(8)}
+    code = seccomp.assembled(machine, known, (seccomp.MISSING,))
+    assert [verdict(code, machine, number) for number in range(29)] == [
+        ALLOW if number % 4 == 0 else errno.ENOSYS for number in range(29)
+    ]

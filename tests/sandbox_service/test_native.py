@@ -69,7 +69,9 @@ def test_metrics_are_what_prometheus_reads(http: Http) -> None:
     parser = pytest.importorskip("prometheus_client.parser", reason="Ray brings it")
     found = {family.name: family for family in parser.text_string_to_metric_families(http.get("/metrics")[1])}
     kinds = {name.removeprefix("rocstar_sandbox_"): family.type for name, family in found.items()}
-    assert (kinds["calls"], kinds["run_seconds"], kinds["waiting"]) == ("counter", "counter", "gauge")
+    assert (kinds["calls"], kinds["run_seconds"], kinds["waiting"]) == ("counter", "histogram", "gauge")
+    *buckets, count, total = found["rocstar_sandbox_run_seconds"].samples
+    assert buckets[-1].labels == {"le": "+Inf"} and buckets[-1].value == count.value and total.name.endswith("_sum")
 
 
 def test_metrics_count_each_call_once(http: Http) -> None:
@@ -77,7 +79,7 @@ def test_metrics_count_each_call_once(http: Http) -> None:
         lines = http.get("/metrics")[1].splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(sample))
 
-    samples = ('rocstar_sandbox_calls_total{outcome="exception"}', "rocstar_sandbox_calls_total")
+    samples = ('rocstar_sandbox_calls_total{outcome="exception"}', "rocstar_sandbox_run_seconds_count")
     before = [counted(sample) for sample in samples]
     http.post("/run/long-batch", batch_of(*["1/0"] * 7))
     assert [counted(sample) for sample in samples] == [count + 7 for count in before]

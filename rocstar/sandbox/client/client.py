@@ -76,12 +76,15 @@ class SandboxClient:
         slots: int = 2,
         preload: Sequence[str] = ("numpy", "sympy"),
         min_isolation: str = Isolation.L3,
+        node: str = "",
         daemons: int = 1,
     ) -> Self:
         """Start daemons and wait until they serve. Raises SandboxDown when one fails: a preload that cannot be
         imported, less isolation than `min_isolation`, a failed fork."""
         isolation = Isolation(min_isolation)
-        settings = DaemonSettings(slots=slots, daemons=daemons, preload=tuple(preload), min_isolation=isolation)
+        settings = DaemonSettings(
+            slots=slots, daemons=daemons, preload=tuple(preload), min_isolation=isolation, node=node
+        )
         return cls(settings, daemons=daemons)._served()
 
     @classmethod
@@ -218,7 +221,7 @@ class SandboxClient:
             node.close()
         for pending in self._forget_all():
             if not pending.future.get_loop().is_closed():
-                _finish(pending, SandboxDown("the sandbox client was closed"))
+                _fail(pending, SandboxDown("the sandbox client was closed"))
 
     def __enter__(self) -> Self:
         return self
@@ -243,7 +246,7 @@ class SandboxClient:
             elif frame.kind is FrameKind.LOST:
                 self._dispatch.answered(node, frame.number)
                 self._dispatch.forget(pending.call.session)
-                _finish(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
+                _fail(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
             elif frame.kind is FrameKind.RESPONSE:
                 response = wire.decode_response(frame.body)
                 if response.id not in (pending.call.id, ""):  # "": the daemon could not read the call
@@ -251,7 +254,7 @@ class SandboxClient:
                     response = failed(pending.call.id, ServiceOutcome.INTERNAL, problem)
                 self._dispatch.answered(node, frame.number)
                 if not self._is_sent_again(node, pending, response.outcome):
-                    _finish(pending, response)
+                    _resolve(pending, response)
 
     def _is_sent_again(self, node: Node, pending: Pending, outcome: str) -> bool:
         if outcome not in RETRIED:
@@ -287,11 +290,11 @@ class SandboxClient:
                 case Open(node):
                     node.open(self._loop)
                 case GiveUp(pending, error):
-                    _finish(pending, error)
+                    _fail(pending, error)
                 case Overloaded(pending):
                     problem = f"no sandbox took the call within {pending.call.patience_seconds:g} seconds"
-                    _finish(pending, failed(pending.call.id, ServiceOutcome.OVERLOADED, problem))
-        at = self._dispatch.next_at(time.monotonic())
+                    _resolve(pending, failed(pending.call.id, ServiceOutcome.OVERLOADED, problem))
+        at = self._dispatch.next_at()
         if self._loop is not None and at is not None:
             self._set_timer("dispatch", at - time.monotonic(), self._carry_out)
 
@@ -322,9 +325,14 @@ class SandboxClient:
         return found
 
 
-def _finish(pending: Pending, end: Response | Exception) -> None:
+def _resolve(pending: Pending, answer: Response) -> None:
     if not pending.future.done():
-        (pending.future.set_exception if isinstance(end, Exception) else pending.future.set_result)(end)
+        pending.future.set_result(answer)
+
+
+def _fail(pending: Pending, error: Exception) -> None:
+    if not pending.future.done():
+        pending.future.set_exception(error)
 
 
 def run_once(

@@ -28,6 +28,7 @@ CALM_SECONDS = 10.0  # a node without failure for this long after its pause star
 CELL_PAUSE = 0.5  # seconds before a node without room for a cell is tried again: sessions end seldom
 EARLY = 0.01  # seconds by which a node's clock may end a call's patience too early, which is not a full queue
 SCAN_SECONDS = 0.25  # between two searches for waiting calls whose patience is over
+MAX_HOMES = 100_000  # sessions whose node is remembered; the least recently used one is forgotten first
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +104,7 @@ class Dispatch(Generic[N]):
         self.waiting: dict[int, Entry[N]] = {}
         self._random = random
         self._homes: dict[str, N] = {}
+        self._ready: list[N] = []  # up and not paused: plain calls may go there
         self._with_room: list[N] = []
         self._ended: list[Decision] = []
         self._scan_at = 0.0
@@ -129,7 +131,7 @@ class Dispatch(Generic[N]):
                 return False
             if not entry.call.session:
                 self._pause(node, now)
-            if not (entry.waits or self._ready(now)):
+            if not (entry.waits or self._ready):
                 return False
             entry.avoid, entry.not_before = node, now + CELL_PAUSE
             self.waiting[entry.number] = entry
@@ -139,12 +141,13 @@ class Dispatch(Generic[N]):
     def has_room(self, node: N, now: float) -> bool:
         """The node answered a call, so it gets one more despite its pause, which ends if no call waits. Returns whether
         one waits."""
-        if now >= node.paused_until or not node.up:
+        if node in self._ready or not node.up:
             return False
         if self.waiting:
             self._with_room.append(node)
         else:
             node.paused_until = now
+            self._refresh(node, now)
         return bool(self.waiting)
 
     def cancel(self, entry: Entry[N]) -> N | None:
@@ -161,12 +164,14 @@ class Dispatch(Generic[N]):
     def came_up(self, node: N, slots: int, now: float) -> None:
         node.up, node.opening, node.slots, node.failed_starts = True, False, max(1, slots), 0
         node.starts += 1
+        self._refresh(node, now)
 
     def died(self, node: N, problem: str, now: float) -> None:
         """The node ended, or could not be connected. Its plain calls are tried once more; its sessions are lost."""
         node.failed_starts += not node.up
         node.up, node.opening, node.problem = False, False, problem
         self._pause(node, now)
+        self._refresh(node, now)
         self._homes = {session: home for session, home in self._homes.items() if home is not node}
         entries, node.held = list(node.held.values()), {}
         for entry in entries:
@@ -181,11 +186,12 @@ class Dispatch(Generic[N]):
         """All decisions that are due now."""
         decisions: list[Decision] = []
         for node in self.nodes:
+            self._refresh(node, now)
             if now >= node.paused_until and not node.up and not node.opening:
                 node.opening = True
                 decisions.append(Open(node))
         scan = now >= self._scan_at
-        if scan or self._ready(now):
+        if self._ready or scan:
             sends = [Send(entry, self._place(entry, now)) for entry in list(self.waiting.values())]
             decisions += [send for send in sends if send.node is not None]
         for node in self._with_room:
@@ -204,16 +210,14 @@ class Dispatch(Generic[N]):
         self._ended = []
         return decisions
 
-    def next_at(self, now: float) -> float | None:
+    def next_at(self) -> float | None:
         """When to call `decide` again if no fact is reported earlier; None: never."""
-        times = [node.paused_until for node in self.nodes if now < node.paused_until and not node.opening]
+        times = [node.paused_until for node in self.nodes if node not in self._ready and not node.opening]
         return min([*times, self._scan_at] if self.waiting else times, default=None)
 
     def _place(self, entry: Entry[N], now: float) -> N | None:
         # A call that does not wait is sent even to a full node, which may have room for its caller.
-        ready = self._ready(now)
-        if not (ready or entry.waits):
-            ready = [node for node in self.nodes if node.up]
+        ready = self._ready if self._ready or entry.waits else [node for node in self.nodes if node.up]
         node = self._home_of(entry, now) if entry.call.session else self._choose(ready, entry)
         if node is None:
             self.waiting[entry.number] = entry
@@ -238,9 +242,11 @@ class Dispatch(Generic[N]):
         if now < entry.not_before:
             return None
         name, branches = entry.call.session, entry.call.branches
-        home = self._homes.get(name) or self._choose([node for node in self.nodes if node.up], entry)
+        home = self._homes.pop(name, None) or self._choose([node for node in self.nodes if node.up], entry)
         if home is not None:
-            self._homes |= dict.fromkeys((name, *branches), home)
+            self._homes |= dict.fromkeys((name, *branches), home)  # at the end: the least recently used come first
+            while len(self._homes) > MAX_HOMES:
+                del self._homes[next(iter(self._homes))]
         return home
 
     def _sends_again(self, node: N, entry: Entry[N], now: float) -> bool:
@@ -263,7 +269,11 @@ class Dispatch(Generic[N]):
             node.pauses = 0 if now - node.paused_until > CALM_SECONDS else min(10, node.pauses)
             node.paused_until = now + min(MAX_PAUSE, FIRST_PAUSE * float(2**node.pauses))
             node.pauses += 1
+            self._refresh(node, now)
 
-    def _ready(self, now: float) -> list[N]:
-        """Nodes to which plain calls may go."""
-        return [node for node in self.nodes if node.up and now >= node.paused_until]
+    def _refresh(self, node: N, now: float) -> None:
+        ready = node.up and now >= node.paused_until
+        if ready and node not in self._ready:
+            self._ready.append(node)
+        elif not ready and node in self._ready:
+            self._ready.remove(node)

@@ -177,5 +177,5 @@ def checked_info(pools: Pools, failed: tuple[str, ...]) -> DaemonInfo:
         slots=settings.slots,
         preload=settings.preload,
         tiers=tuple(tier.name for tier in pools.order),
-        node=socket.gethostname(),
+        node=settings.node or socket.gethostname(),
     )

@@ -57,6 +57,8 @@ class Queue(asyncio.Protocol):
         """Unanswered calls, by their number on the connection."""
         self.places: dict[Pool | NotebookSession, None] = {}
         """The pools and sessions that calls may be waiting for."""
+        self.fresh: list[Queued] = []
+        """Calls that have just arrived, whose patience has no timer yet."""
         self.orders = itertools.count()
         self.callers = Callers()
         self.running = self.bytes = 0
@@ -97,6 +99,9 @@ class Queue(asyncio.Protocol):
         except ValueError:  # these bytes are not frames, so the peer is not our client
             self.transport.abort()
         self.dispatch()
+        for queued in self.fresh:
+            self.wait(queued)
+        self.fresh.clear()
 
     # Calls on their way in
 
@@ -125,12 +130,16 @@ class Queue(asyncio.Protocol):
         queued = self.calls[number] = Queued(number, next(self.orders), caller, call, len(body))
         self.bytes += queued.size
         self.place(queued)
+        self.fresh.append(queued)
         self.report_later()
 
-    def place(self, queued: Queued) -> None:
-        """Queue a call for a worker of its tier, or for its session, for as long as its patience lasts."""
-        if queued.timer is None:
+    def wait(self, queued: Queued) -> None:
+        """Start the timer for the patience of a call that still waits."""
+        if not queued.answered and not queued.started:
             queued.timer = self.loop.call_later(queued.call.patience_seconds, self.expire, queued)
+
+    def place(self, queued: Queued) -> None:
+        """Queue a call for a worker of its tier, or for its session."""
         call = queued.call
         place = self.sessions.find(queued) if call.session else self.pools.choose(call.code)
         if place is not None:
@@ -190,7 +199,6 @@ class Queue(asyncio.Protocol):
         queued.queue_seconds += now - queued.arrived
         if queued.timer is not None:
             queued.timer.cancel()
-            queued.timer = None
 
     def ran(self, queued: Queued, response: Response | None) -> None:
         """A plain call has ended. None: its program was not started, and the call is queued again for another slot."""
@@ -204,6 +212,7 @@ class Queue(asyncio.Protocol):
         else:
             queued.started, queued.arrived = False, time.monotonic()
             self.place(queued)
+            self.wait(queued)
         self.leave(queued)
 
     def leave(self, queued: Queued) -> None:
@@ -213,7 +222,7 @@ class Queue(asyncio.Protocol):
         self.dispatch()
 
     def rearrange(self) -> None:
-        """A worker or a zygote has started or ended. Calls for a tier that cannot start go to the bare one."""
+        """A worker or a zygote has started or ended. Calls for a tier that cannot start go to the next cheaper one."""
         for place in [*self.places]:
             if isinstance(place, Pool) and place.problem and place.tier is not tiers.BARE:
                 stranded, place.line = place.line, Line()

@@ -77,23 +77,35 @@ class Line:
     def __init__(self) -> None:
         self._calls: dict[Caller, list[Queued]] = {}
         """The calls of each caller: a heap by arrival."""
+        self._callers: list[tuple[float, int, Caller]] = []
+        """A heap of (lower bound of the caller's used time, order of one of its calls to break ties, caller)."""
 
     def __iter__(self) -> Iterator[Queued]:
         for calls in self._calls.values():
             yield from calls
 
     def push(self, queued: Queued) -> None:
-        heapq.heappush(self._calls.setdefault(queued.caller, []), queued)
+        caller = queued.caller
+        if caller not in self._calls:
+            self._calls[caller] = []
+            heapq.heappush(self._callers, (caller.seconds, queued.order, caller))
+        heapq.heappush(self._calls[caller], queued)
 
     def first(self, now: float) -> Queued | None:
         """The next call; None when nothing waits."""
-        for caller, calls in [*self._calls.items()]:
+        while self._callers:
+            least, order, caller = self._callers[0]
+            calls = self._calls[caller]
             while calls and calls[0].answered:
                 heapq.heappop(calls)
             if not calls:
                 del self._calls[caller]
-        heads = (calls[0] for calls in self._calls.values())
-        return min(heads, key=lambda head: (head.caller.used(now), head.order), default=None)
+                heapq.heappop(self._callers)
+            elif caller.used(now) > least:
+                heapq.heapreplace(self._callers, (caller.used(now), order, caller))
+            else:
+                return calls[0]
+        return None
 
     def take(self, queued: Queued) -> None:
         """Remove the call that `first` has just returned."""

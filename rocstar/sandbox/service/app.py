@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
+from itertools import accumulate
 from urllib.parse import urlsplit
 
 from msgspec import structs
@@ -23,7 +25,24 @@ from rocstar.sandbox.settings import Settings
 
 OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # for load balancers; they reveal nothing
 TOKEN_PREFIX = "/token/"
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 PATHS = "docs/sandbox-service.md lists what there is"
+
+
+class Histogram:
+    """A Prometheus histogram of seconds."""
+
+    def __init__(self) -> None:
+        self.counts, self.sum = [0] * (len(BUCKETS) + 1), 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.sum += seconds
+
+    def samples(self) -> Iterator[tuple[str, float]]:
+        *below, total = accumulate(self.counts)
+        yield from ((f'_bucket{{le="{bound}"}}', count) for bound, count in zip(BUCKETS, below, strict=True))
+        yield from (('_bucket{le="+Inf"}', total), ("_count", total), ("_sum", self.sum))
 
 
 class Metrics:
@@ -33,12 +52,13 @@ class Metrics:
         self.outcomes: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
         self.events = Counter(dict.fromkeys(EVENTS, 0))
-        self.queue_seconds = self.run_seconds = 0.0
+        self.queue, self.run = Histogram(), Histogram()
+        self.requests = self.refused = self.disconnects = 0
 
     def ended(self, response: Response) -> None:
         self.outcomes[response.outcome] += 1
-        self.queue_seconds += response.queue_seconds
-        self.run_seconds += response.run_seconds
+        self.queue.observe(response.queue_seconds)
+        self.run.observe(response.run_seconds)
 
     def event(self, kind: str, sentence: str) -> None:
         """An event of a daemon or a node, see `SandboxClient.on_event`."""
@@ -62,9 +82,12 @@ class Metrics:
         for name, label, counts in (*counted, ("node_events", "event", self.events)):
             yield f"{name}_total", "counter", [(f'{{{label}="{value}"}}', count) for value, count in counts.items()]
         usage, up = structs.asdict(self.usage()), [node.slots for node in self.nodes if node.up]
-        seconds = {"cpu": usage.pop("cpu_seconds") + time.process_time()}
-        for name, value in (seconds | {"queue": self.queue_seconds, "run": self.run_seconds}).items():
-            yield f"{name}_seconds_total", "counter", [("", value)]
+        counters = {"requests": self.requests, "refused": self.refused, "disconnects": self.disconnects}
+        counters["cpu_seconds"] = usage.pop("cpu_seconds") + time.process_time()
+        for name, value in counters.items():
+            yield f"{name}_total", "counter", [("", value)]
+        yield "queue_seconds", "histogram", self.queue.samples()
+        yield "run_seconds", "histogram", self.run.samples()
         usage |= {"nodes": len(self.nodes), "nodes_up": len(up), "slots": sum(up), "held_bytes": self.budget.size}
         for name, value in usage.items():
             yield name, "gauge", [("", value)]
@@ -84,14 +107,18 @@ class Application:
         self.endpoints |= self.pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.metrics.requests += 1
         scope["task"] = asyncio.current_task()  # the server cancels it when the caller leaves
         try:
             await self.serve(scope, receive, send)
         except asyncio.CancelledError:
-            if scope["type"] == "http" and not scope.get("left"):  # the drain took too long
+            if scope.get("left"):
+                self.metrics.disconnects += 1
+            elif scope["type"] == "http":  # the drain took too long
                 sentence = "the service is shutting down and could not finish this call; send it again"
                 await self.reply(refused(BadRequest(sentence, 503, 1)), scope, receive, send)
         except Exception as error:
+            self.metrics.refused += 1
             await self.reply(refused(error), scope, receive, send)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,6 +11,7 @@ import hmac
 import ipaddress
 import logging
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -51,9 +52,11 @@ SMALL_BYTES = 2**16  # items up to this size are not counted, and always accepte
 TOKEN_SECONDS = 1.0  # between two reads of the token file
 STALLED_SECONDS = 5.0  # a connection without progress for this long is closed when others need its memory
 MAX_REPLY_BYTES = 64 * 2**20  # results of a notebook are held until its last cell
+HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..[^\\]{0,5}\Z")  # too near the end for the other half
 MAX_PARTS = 1_500_000  # quotes and opening brackets in a body, which take up to 0.2 s to decode
 SLOTS_PER_CORE = 4  # some programs sleep; more slots only lengthen the longest waiting times
 WINDOW_PER_SLOT = 4  # pending calls of a batch: no slot idles, and calls of others are not delayed
+MAX_RETRY_SECONDS = 60
 MAX_BATCH = 50_000  # calls in one batch, with up to thirty parts each
 OF_DAEMONS = ("daemons", "slots", "preload", "session_slots", "session_idle_seconds", "max_queue")
 BATCH_PATIENCE_SECONDS = 3600.0  # of each call of a batch
@@ -335,10 +338,13 @@ class Service:
             await asyncio.gather(*workers, return_exceptions=True)
         return [results[index] for index in range(len(items))]
 
-
-def retry_headers(outcome: Outcome) -> Mapping[str, str]:
-    """When to send a call again that the service refused or failed, which another daemon may not do."""
-    return {"retry-after": "1"} if outcome in (ServiceOutcome.OVERLOADED, ServiceOutcome.INTERNAL) else {}
+    def retry_headers(self, outcome: Outcome) -> Mapping[str, str]:
+        """When to retry, whole seconds: the queue's duration if each slot runs ten programs a second; soon after a
+        failure of ours, which another daemon may not share."""
+        if outcome is not ServiceOutcome.OVERLOADED:
+            return {"retry-after": "1"} if outcome is ServiceOutcome.INTERNAL else {}
+        seconds = 1 + self.usage().waiting // (10 * self.client.info().slots)
+        return {"retry-after": str(min(seconds, MAX_RETRY_SECONDS))}
 
 
 class HttpRequest(NamedTuple):
@@ -374,7 +380,9 @@ def decode(body: bytes, shape: type[Shape], wrong_field: int = 400) -> Shape:
     except msgspec.ValidationError as error:
         raise BadRequest(f"the request has a wrong field: {error}", wrong_field) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the request is not valid JSON: {error}") from error
+        half = HALF_PAIR.search(body[-99:])  # msgspec reports it as a truncated body
+        problem = "it has half of a surrogate pair, which is no character" if half else error
+        raise BadRequest(f"the request is not valid JSON: {problem}") from error
     except RecursionError:
         raise BadRequest("the request is nested too deeply") from None
 

@@ -73,7 +73,7 @@ async def run(request: HttpRequest) -> HttpReply:
     service, shape = request.service, decode(request.body, CallShape)
     response = await service.run(call_of(shape, service.settings))
     body = core.encode(structs.asdict(response))  # all fields, defaults included
-    return HttpReply(body, STATUS.get(response.outcome, 200), core.retry_headers(response.outcome))
+    return HttpReply(body, STATUS.get(response.outcome, 200), service.retry_headers(response.outcome))
 
 
 def call_of(shape: CallShape, settings: Settings) -> Call:

@@ -21,16 +21,7 @@ from msgspec import Meta, Struct, structs
 from rocstar.sandbox import check
 from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome, SessionLost, fault
 from rocstar.sandbox.service import native
-from rocstar.sandbox.service.core import (
-    MEBIBYTE,
-    BadRequest,
-    Endpoints,
-    HttpRequest,
-    Service,
-    decode,
-    encode,
-    retry_headers,
-)
+from rocstar.sandbox.service.core import MEBIBYTE, BadRequest, Endpoints, HttpRequest, Service, decode, encode
 from rocstar.sandbox.service.native import HttpReply
 
 ANSWER_SECONDS = 8.0  # verl gives up compile_timeout + run_timeout + 10 s after its request: be earlier
@@ -165,7 +156,7 @@ def answer(
         status, code = "SandboxError", 504
         ran = {name: [] if isinstance(value, list) else None for name, value in ran.items()}
     body = {"status": status, **ran, "message": last.message, "executor_pod_name": None, "files": files}
-    return HttpReply(encode(body), code, retry_headers(outcome))
+    return HttpReply(encode(body), code, service.retry_headers(outcome))
 
 
 def command_result(response: Response, run_seconds: float) -> dict[str, Any]:

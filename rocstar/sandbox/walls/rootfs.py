@@ -87,6 +87,9 @@ def build(workdir: str) -> None:
     for name in {SHARED_MEMORY, OTHER_WORKDIR} - {workdir}:
         os.symlink(workdir, name)
     os.mkdir(workdir)
+    if os.path.isdir(package := f"{ROOT}/rocstar"):  # hides our source code if it is installed among the libraries
+        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY
+        linux.mount("tmpfs", package, "tmpfs", flags, "size=4k,mode=755")
     mount_workdir(workdir)
     linux.unmount(OLD)
     os.rmdir(OLD)

@@ -100,12 +100,13 @@ def tables() -> dict[str, Numbers]:
 
 
 LOAD, AND, RETURN = 0x20, 0x54, 0x06
-JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST = 0x15, 0x45, 0x35
+JUMP, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST = 0x05, 0x15, 0x45, 0x35
 ALLOW, KILL, ERRNO, ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 AT_NUMBER, AT_ARCHITECTURE, AT_ARGUMENTS = 0, 4, 16
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 NO_NUMBER = 0xFFFFFFFF  # -1, which libraries and tracers use for "no call at all"
+FARTHEST = 255  # instructions that a conditional jump can pass over
 
 AF_UNIX, AF_INET, AF_INET6, SOL_SOCKET, IPPROTO_TCP, IPPROTO_UDP, IPPROTO_IPV6, RLIMIT_CORE = 1, 2, 10, 1, 6, 17, 41, 4
 SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
@@ -315,18 +316,37 @@ def build_without_signals(machine: str) -> bytes:
 
 
 def assembled(machine: str, found: Mapping[int, Code], others: Code) -> bytes:
-    """One comparison after another: since Linux 5.11 the kernel runs no filter for a call that is always allowed."""
     architecture = (
         instruction(LOAD, AT_ARCHITECTURE),
         instruction(JUMP_EQUAL, ARCHITECTURE[machine], 1, 0),
         KILLING,
         instruction(LOAD, AT_NUMBER),
     )
-    body = [instruction(JUMP_EQUAL, NO_NUMBER, 0, 1), MISSING, instruction(JUMP_AT_LEAST, X32_BIT, 0, 1)]
-    body.append(KILLING if machine == "x86_64" else MISSING)
-    for number, code in found.items():
-        body += [instruction(JUMP_EQUAL, number, 0, len(code)), *code]
-    return b"".join((*architecture, *body, *others))
+    foreign = KILLING if machine == "x86_64" else MISSING
+    ends = [(X32_BIT, (foreign,)), (NO_NUMBER, (MISSING,))]
+    return b"".join((*architecture, *tree([*spans(found, others), *ends])))
+
+
+def spans(found: Mapping[int, Code], others: Code) -> list[tuple[int, Code]]:
+    """The call numbers from 0 on, split into runs with equal code: first number and code of each run."""
+    runs: list[tuple[int, Code]] = []
+    for number in range(max(found) + 2):
+        body = found.get(number, others)
+        if not runs or runs[-1][1] != body:
+            runs.append((number, body))
+    return runs
+
+
+def tree(runs: list[tuple[int, Code]]) -> Code:
+    """A binary search for the run that contains the loaded number: for every call as many comparisons as the list's
+    length has binary digits."""
+    if len(runs) == 1:
+        return runs[0][1]
+    middle = len(runs) // 2
+    first, below, above = runs[middle][0], tree(runs[:middle]), tree(runs[middle:])
+    if len(below) <= FARTHEST:
+        return (instruction(JUMP_AT_LEAST, first, len(below), 0), *below, *above)
+    return (instruction(JUMP_AT_LEAST, first, 0, 1), instruction(JUMP, len(below)), *below, *above)
 
 
 def install(code: bytes) -> None:
