@@ -82,9 +82,9 @@ def keep_files(home: str) -> None:
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     for place in (home, rootfs.SHARED_MEMORY):
         linux.mount(home, place, flags=linux.MS_BIND)
-    linux.make_read_only("/", devices=True)
+    linux.change_mount("/", linux.MS_RDONLY | linux.MS_NOSUID, below=True)
     for place in (home, rootfs.SHARED_MEMORY):
-        rootfs.remount_read_only(place, without=linux.MS_RDONLY)
+        linux.change_mount(place, linux.MS_NOSUID | linux.MS_NODEV, without=linux.MS_RDONLY)
     linux.mount("tmpfs", "/proc", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY, "size=4k,mode=755")
 
 

@@ -19,17 +19,23 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     yield from started(request.param, slots=1)
 
 
+@pytest.fixture(scope="module", params=WAYS, ids=NAMES)
+def uncounted(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """Where no control group counts processes."""
+    yield from started(request.param, slots=1, groups=False)
+
+
 @pytest.fixture(scope="session", params=WAYS, ids=NAMES)
 def neighbours(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """Two slots, whose programs run at once."""
     yield from started(request.param, slots=2)
 
 
-def started(number: int, *, slots: int) -> Iterator[Daemon]:
+def started(number: int, *, slots: int, groups: bool = True) -> Iterator[Daemon]:
     """A daemon of this plan; skips the test where it is not to be had."""
     plan = PLANS[number]
     try:
-        sandbox = Daemon(slots=slots, skip_plans=number)
+        sandbox = Daemon(slots=slots, skip_plans=number, groups=groups)
     except Refused as error:
         if "can be started here" not in str(error):
             raise

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from rocstar.sandbox import launch
+from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import Ended, Program
+from rocstar.sandbox.walls import cgroups
 
 SECONDS = 60.0  # a bound on waits, not a measurement
 FIELDS: dict[str, Any] = {"stdin": "", "files": {}, "fetch": (), "seed": 1, "cpu_seconds": 20.0, "memory_bytes": 2**30}
@@ -31,7 +38,10 @@ class Slot:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.connection.settimeout(SECONDS)
-        self.hello: dict[str, Any] = json.loads(connection.recv(65536) or b'{"problem": "it died"}')
+        hello, attached, _, _ = socket.recv_fds(connection, 65536, 1)
+        self.hello: dict[str, Any] = json.loads(hello or b'{"problem": "it died"}')
+        for listener in attached:
+            threading.Thread(target=permit_forks, args=[listener], daemon=True).start()
 
     def begin(self, code: str, **fields: Any) -> tuple[socket.socket, int, int]:
         """Start a program: control, stdout, stderr."""
@@ -58,6 +68,18 @@ class Slot:
     def is_closed(self) -> bool:
         """Whether the slot has ended; waits for it."""
         return self.connection.recv(1) == b""
+
+
+def permit_forks(listener: int) -> None:
+    """All, until the slot has ended."""
+    waiting = select.poll()
+    waiting.register(listener, select.POLLIN)
+    while waiting.poll()[0][1] & select.POLLIN:
+        question = bytearray(watch.QUESTION.size)
+        with suppress(OSError):  # it has been killed
+            fcntl.ioctl(listener, watch.RECEIVE, question)
+            fcntl.ioctl(listener, watch.SEND, watch.ANSWER.pack(*watch.QUESTION.unpack(question), 0, watch.CONTINUE))
+    os.close(listener)
 
 
 class Zygote:
@@ -95,3 +117,22 @@ def zygote(**settings: Any) -> Iterator[Zygote]:
             yield started
         finally:
             started.close()
+
+
+@contextmanager
+def group_of(controller: str, **limits: str) -> Iterator[Path]:
+    """A control group with these limits."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cgroups, "CONTROLLERS", cgroups.CONTROLLERS | {controller})
+        groups = cgroups.found()
+    if controller not in groups.folders:
+        groups.close()
+        pytest.skip(f"no control group of {controller} can be made here")
+    folder = groups.folders[controller] / "crowded"
+    folder.mkdir()
+    for name, limit in limits.items():
+        with_dot = folder / name.replace("_", ".", 1)
+        if with_dot.exists():
+            with_dot.write_text(limit)
+    yield folder
+    groups.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.shortage import Shortages
 from rocstar.sandbox.walls import cgroups
 from tests.sandbox.driver import Daemon, eventually
+from tests.sandbox.slots import group_of
 
 KILLED = Response(id="1", outcome=ProgramOutcome.SIGNAL, signal="SIGKILL")
 RAISED = Response(id="1", outcome=ProgramOutcome.EXCEPTION)
@@ -79,27 +79,10 @@ def test_what_kept_no_limit_of_its_own_or_did_not_fail_is_blamed_on_nothing(
     assert shortages.blamed(response, begun, "", lost=True) == ""
 
 
-@contextmanager
-def crowded(controller: str, **limits: str) -> Iterator[Path]:
-    """A control group with these limits."""
-    groups = cgroups.found()
-    if controller not in groups.folders:
-        groups.close()
-        pytest.skip(f"no control group of {controller} can be made here")
-    folder = groups.folders[controller] / "crowded"
-    folder.mkdir()
-    for name, limit in limits.items():
-        with_dot = folder / name.replace("_", ".", 1)
-        if with_dot.exists():
-            with_dot.write_text(limit)
-    yield folder
-    groups.close()
-
-
 def test_a_program_that_the_container_has_no_memory_for_is_a_fault_of_the_service() -> None:
     """Its own limit is far away. In the next call it kills itself, which is its own doing."""
     limits = {"memory_limit_in_bytes": f"{100 << 20}", "memory_max": f"{100 << 20}"}
-    with crowded("memory", **limits) as folder, Daemon(slots=1, groups=False) as daemon:
+    with group_of("memory", **limits) as folder, Daemon(slots=1, groups=False) as daemon:
         (folder / "cgroup.procs").write_text(f"{daemon.slots()[0].pid}")
         told = daemon.run(TAKES_150_MIB, memory_bytes=512 << 20)
         assert (told.outcome, "out of memory" in told.message) == ("internal", True), told
@@ -136,7 +119,7 @@ def test_a_program_that_kills_itself_while_another_exceeds_its_own_limit_is_not_
 
 
 def test_a_program_that_the_container_has_no_process_for_is_a_fault_of_the_service() -> None:
-    with crowded("pids") as folder, Daemon(slots=1, groups=False) as daemon:
+    with group_of("pids") as folder, Daemon(slots=1, groups=False) as daemon:
         assert daemon.run(STARTS_ANOTHER).outcome == "ok"
         family = [psutil.Process(daemon.process.pid), *daemon.below()]
         for process in family:
@@ -159,7 +142,7 @@ async def test_a_look_for_which_there_is_no_thread_is_made_later(monkeypatch: py
             raise answer
         return answer
 
-    worker: Any = SimpleNamespace(uncounted={"memory"}, started=0.0, on_exceeded=passed.set_result)
+    worker: Any = SimpleNamespace(watched={"no_memory_cgroup"}, started=0.0, on_exceeded=passed.set_result)
     monkeypatch.setattr(watch, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
     watching = asyncio.create_task(watch.watch(lambda: [worker], ()))

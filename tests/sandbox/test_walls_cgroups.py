@@ -13,12 +13,13 @@ import pytest
 from rocstar.sandbox.walls import cgroups
 from rocstar.sandbox.walls.cgroups import ControlGroup, Groups, Tree
 from tests.sandbox.driver import Daemon, ended, eventually
+from tests.sandbox.slots import group_of
 
-OWN_V1 = "9:name=systemd:/\n8:pids:/\n4:memory:/service/worker\n0::/\n"
+OWN_V1 = "9:name=systemd:/\n8:cpu:/\n4:memory:/service/worker\n0::/\n"
 MOUNTS_V1 = """\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
 35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-40 31 0:37 /pod /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+40 31 0:37 /pod /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
 41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 """
 
@@ -46,7 +47,7 @@ def test_hierarchies_are_found_where_this_process_is_in_them() -> None:
     found = list(cgroups.trees(OWN_V1, MOUNTS_V1))
     assert found[:2] == [
         Tree(version=1, controllers=frozenset({"memory"}), folder=Path("/sys/fs/cgroup/memory/service/worker")),
-        Tree(version=1, controllers=frozenset({"pids"}), folder=Path("/sys/fs/cgroup/pids")),
+        Tree(version=1, controllers=frozenset({"cpu"}), folder=Path("/sys/fs/cgroup/cpu")),
     ]
     assert {tree.version for tree in found[2:]} == {2}
 
@@ -54,18 +55,18 @@ def test_hierarchies_are_found_where_this_process_is_in_them() -> None:
 def test_groups_of_version_2_are_enabled_limited_and_read(tmp_path: Path) -> None:
     parent = tmp_path / "delegated"
     parent.mkdir()
-    (parent / "cgroup.subtree_control").write_text("cpu")
-    cgroups.enable(parent, frozenset({"memory", "pids"}))
-    assert (parent / "cgroup.subtree_control").read_text() == "+memory +pids"
-    names = ("cgroup.procs", "memory.max", "memory.swap.max", "memory.current", "memory.events", "pids.max")
+    (parent / "cgroup.subtree_control").write_text("pids")
+    cgroups.enable(parent, frozenset({"memory", "cpu"}))
+    assert (parent / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    names = ("cgroup.procs", "memory.max", "memory.swap.max", "memory.current", "memory.events")
     for name in names:
         (parent / name).write_text("")
     (parent / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
-    group = ControlGroup({"memory": parent, "pids": parent}, {"memory": 2, "pids": 2})
+    group = ControlGroup({"memory": parent}, {"memory": 2})
     group.join(77)
-    group.limit(1000, 17)
-    names = ("cgroup.procs", "memory.max", "memory.swap.max", "pids.max")
-    assert [(parent / name).read_text() for name in names] == ["77", "1000", "0", "17"]
+    group.limit(1000)
+    names = ("cgroup.procs", "memory.max", "memory.swap.max")
+    assert [(parent / name).read_text() for name in names] == ["77", "1000", "0"]
     assert not group.killed()
     (parent / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
     assert (group.killed(), group.killed()) == (True, False)
@@ -75,7 +76,7 @@ def test_groups_of_version_2_are_enabled_limited_and_read(tmp_path: Path) -> Non
 def test_only_controllers_that_are_offered_are_asked_for(tmp_path: Path) -> None:
     tree = Tree(version=2, controllers=cgroups.CONTROLLERS, folder=tmp_path)
     (tmp_path / "cgroup.controllers").write_text("cpuset io memory pids\n")
-    assert cgroups.offered(tree) == {"memory", "pids"}
+    assert cgroups.offered(tree) == {"memory"}
 
 
 def test_a_refused_share_of_the_cpu_costs_no_other_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_refused_share_of_the_cpu_costs_no_other_group(monkeypatch: pytest.Mon
     monkeypatch.setattr(cgroups, "offered", lambda tree: tree.controllers)
     monkeypatch.setattr(cgroups, "make_folder", make_folder)
     groups = cgroups.found()
-    assert groups.folders == {"memory": tmp_path, "pids": tmp_path}
+    assert groups.folders == {"memory": tmp_path}
     os.close(groups.locks[0])
 
 
@@ -126,12 +127,8 @@ def test_programs_and_their_slot_are_killed_before_all_others_and_only_they_are_
         assert not groups_around(family[2])
 
 
-def test_a_zygote_that_cannot_fork_waits_and_its_calls_are_answered(counted: Groups) -> None:
-    if "pids" not in counted.folders:
-        pytest.skip("a full machine needs a group that counts processes")
-    crowded = counted.folders["pids"] / "crowded"
-    crowded.mkdir()
-    with Daemon(slots=1) as daemon:
+def test_a_zygote_that_cannot_fork_waits_and_its_calls_are_answered() -> None:
+    with group_of("pids") as crowded, Daemon(slots=1) as daemon:
         running = daemon.begin()
         (zygote,) = daemon.zygotes()
         (crowded / "cgroup.procs").write_text(str(zygote.pid))

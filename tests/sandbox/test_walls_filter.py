@@ -18,7 +18,7 @@ POINTER = 0x7FFF12345678
 IN_NAMESPACES = {"private_files": True, "own_files": False, "slot": SLOT}
 BESIDE = {"private_files": False, "own_files": True, "slot": None}
 WITH_ALL_ZERO: Mapping[str, str | int] = {
-    "fcntl": ALLOW, "ioctl": errno.ENOTTY, "setsockopt": errno.EPERM, "open": ALLOW, "openat": ALLOW, "pipe2": ALLOW,
+    "fcntl": ALLOW, "ioctl": errno.ENOTTY, "setsockopt": errno.EPERM, "open": ALLOW, "openat": ALLOW,
     "statx": ALLOW, "madvise": ALLOW, "setpgid": ALLOW, "rt_sigaction": ALLOW, "clone": ALLOW, "clone3": errno.ENOSYS,
     "socket": errno.EPERM, "socketpair": errno.EPERM, "setpriority": ALLOW, "prctl": errno.EINVAL,
     "getsockopt": errno.EPERM, "setrlimit": ALLOW, "prlimit64": ALLOW,
@@ -70,7 +70,6 @@ def numbers(table: str, machine: str) -> dict[str, int]:
 def expected(machine: str, *, private_files: bool, own_files: bool) -> Mapping[int, str | int]:
     said: dict[str, str | int] = {
         "allowed": ALLOW,
-        "refused": errno.EPERM,
         "attributes": errno.EOPNOTSUPP,
         "on-itself": ALLOW,
         "no-op": DONE,
@@ -96,7 +95,7 @@ def test_every_number_is_treated_as_the_tables_say(machine: str, walls: dict[str
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_number_stands_in_two_tables(machine: str) -> None:
     found = [number for name in seccomp.tables() for number in numbers(name, machine).values()]
-    assert len(found) == len(set(found)) > 290
+    assert len(found) == len(set(found)) > 200
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -198,17 +197,6 @@ def test_a_network_is_tcp_and_udp_and_its_programs_hear_of_their_children() -> N
         said = {given: verdict(code, machine, known["socket"], *given) for given in asked}
         assert said == {given: ALLOW if given[2] in (0, 6, 17) else errno.EPERM for given in asked}
         assert verdict(code, machine, known["rt_sigaction"], 17, POINTER) == ALLOW
-
-
-@pytest.mark.parametrize(
-    ("machine", "direct", "folder"), [("x86_64", 0o40000, 0o200000), ("aarch64", 0o200000, 0o40000)]
-)
-def test_pipes_cannot_be_made_to_drop_what_a_reader_leaves(machine: str, direct: int, folder: int) -> None:
-    code = seccomp.build(machine, private_files=True, own_files=False, slot=SLOT)
-    named = numbers("inspected", machine)
-    assert verdict(code, machine, named["pipe2"], POINTER, direct) == errno.EINVAL
-    assert verdict(code, machine, named["fcntl"], 1, 4, direct) == errno.EINVAL
-    assert verdict(code, machine, named["fcntl"], 1, 4, folder) == ALLOW
 
 
 def test_in_a_pid_namespace_everybody_but_the_slot_can_be_signalled() -> None:

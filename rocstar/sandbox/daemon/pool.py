@@ -196,23 +196,28 @@ class Pool:
 
 
 async def first_message(connection: socket.socket, otherwise: str, seconds: float | None) -> dict[str, Any]:
-    """The first message of a zygote or a slot; `problem` is `otherwise` when the process ends without one."""
+    """The first message of a zygote or a slot, `attached` has its descriptors; `problem` is `otherwise` when the
+    process ends without one."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection.fileno(), arrived.set)
     try:
-        receiving = asyncio.get_running_loop().sock_recv(connection, MAX_HELLO_BYTES)
-        data = await asyncio.wait_for(receiving, seconds)
+        await asyncio.wait_for(arrived.wait(), seconds)
+        data, attached, _, _ = socket.recv_fds(connection, MAX_HELLO_BYTES, 1)
     except TimeoutError:
         return {"problem": f"no sign of life within {seconds} seconds"}
     except OSError:
         data = b""
-    return dict(json.loads(data)) if data else {"problem": otherwise}
+    finally:
+        loop.remove_reader(connection.fileno())
+    return {**json.loads(data), "attached": attached} if data else {"problem": otherwise}
 
 
 class Pools:
     """The pools of all tiers, with one plan."""
 
     def __init__(self, settings: DaemonSettings, workdirs: str, groups: Groups) -> None:
-        """workdirs: folder for the work of slots without their own file system. groups: count memory and processes of
-        whole calls."""
+        """workdirs: folder for the work of slots without their own file system. groups: count the memory of whole
+        calls."""
         self.settings, self.workdirs, self.groups = settings, workdirs, groups
         self.plan = plans.PLANS[-1]
         self.shortages = Shortages()
@@ -249,13 +254,10 @@ class Pools:
     def choose(self, code: str) -> Pool:
         """The pool that should run a program; its zygote may still be starting."""
         tier = self.chooser.choose(code[:CHOSEN_BY])
-        while True:
-            if tier not in self.pools:
-                self.spawn(self.pool(tier).start())
-            pool = self.pools[tier]
-            if not pool.problem or tier is tiers.BARE:
-                return pool
-            tier = next(other for other, n in self.order.items() if n == self.order[tier] - 1)  # the next cheaper one
+        if tier not in self.pools:
+            self.spawn(self.pool(tier).start())
+        pool = self.pools[tier]
+        return self.pools[tiers.BARE] if pool.problem else pool
 
     def pool(self, tier: Tier) -> Pool:
         return self.pools.setdefault(tier, Pool(tier, self))

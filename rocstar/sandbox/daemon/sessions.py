@@ -27,6 +27,7 @@ from rocstar.sandbox.call import (
     OF_LIMITS,
     Call,
     DaemonSettings,
+    ForkRefused,
     Limits,
     ProgramOutcome,
     Response,
@@ -36,7 +37,7 @@ from rocstar.sandbox.call import (
     fault,
 )
 from rocstar.sandbox.daemon import verdict, watch
-from rocstar.sandbox.daemon.snapshot import Snapshot, Unforkable
+from rocstar.sandbox.daemon.snapshot import Snapshot
 from rocstar.sandbox.daemon.turns import Line, Queued
 from rocstar.sandbox.daemon.worker import Pipes, RunningCall, Worker, seed
 from rocstar.sandbox.slot import channel
@@ -49,7 +50,7 @@ INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; the
 MAX_INTERRUPTS = 3
 FELT_SECONDS = 0.1  # of CPU: with less before or after its interrupt a cell may not have handled it
 SWEEP_PAUSE = 0.001  # for killed processes to end
-OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: the cell has lifted the kernel's limit, set in its own process
+IDLE_CPU_SECONDS = 1.0  # for threads between two cells; beyond it the session ends
 MAX_PRELOADED_BYTES = 2**31  # copied in addition to a session's own memory
 START_SECONDS = 10.0  # for a notebook to pack its files, or to become a copy; it takes milliseconds
 SWEEP_SECONDS = 2.0  # a hostile program may fork faster than its processes are found; then the session ends
@@ -82,7 +83,7 @@ class NotebookSession:
 
     def has_overspent(self) -> bool:
         """Whether the session has used too much CPU between two cells."""
-        return self.notebook > 0 and watch.cpu_seconds(self.notebook) > self.cpu_seconds + OVERSPENT_SECONDS
+        return self.notebook > 0 and watch.cpu_seconds(self.notebook) > self.cpu_seconds + IDLE_CPU_SECONDS
 
     def complaint(self, limits: Limits) -> str:
         """Why a cell may not have these limits, or "": memory and processes are limited for the whole session."""
@@ -143,7 +144,9 @@ class CellRun(RunningCall):
             super().stop(reason)
 
     def has_overspent(self) -> bool:
-        return self.own_cpu() - self.own_cpu_before > self.call.limits.cpu_seconds + OVERSPENT_SECONDS
+        """Whether one of its processes has used more CPU than its limit."""
+        others = (watch.cpu_seconds(pid) for pid in watch.descendants(self.worker.process) if pid != self.notebook)
+        return max([self.own_cpu() - self.own_cpu_before, *others]) > self.call.limits.cpu_seconds
 
     def on_read(self) -> None:
         super().on_read()
@@ -276,9 +279,8 @@ class Sessions:
 
     def run(self, session: NotebookSession, cell: Queued) -> None:
         call = cell.call
-        bounds = call.limits.cpu_seconds, call.limits.output_bytes
         session.cells += 1
-        payload = CellPayload(session.cells, call.code, call.files, list(call.fetch), *bounds)
+        payload = CellPayload(session.cells, call.code, call.files, list(call.fetch), call.limits.output_bytes)
         cell.run = self.run_in(session, call, payload, partial(self.done, session, cell))
         if cell.answered:  # cancelled while the slot was started
             cell.run.stop("cancelled")
@@ -297,7 +299,7 @@ class Sessions:
         branches: list[NotebookSession] = []
         try:
             response = await self.copy(session, cell, branches)
-        except Unforkable as error:
+        except ForkRefused as error:
             response = failed(call.id, ProgramOutcome.REJECTED, str(error))
         except Exception as error:
             if not isinstance(error, (OSError, SandboxDown)):
@@ -310,24 +312,24 @@ class Sessions:
         self.done(session, cell, structs.replace(response, state_lost=response.state_lost or is_gone))
 
     def make_room_for(self, session: NotebookSession, names: Sequence[str], branches: list[NotebookSession]) -> None:
-        """Add to `branches` sessions with these names, like `session` but not started. Raises Unforkable."""
+        """Add to `branches` sessions with these names, like `session` but not started. Raises ForkRefused."""
         if taken := [name for name in names if name in self.alive]:
-            raise Unforkable(f"there is a session {taken[0]!r} already; give another name")
+            raise ForkRefused(f"there is a session {taken[0]!r} already; give another name")
         if not self.make_room(session.owner, len(names)):
             most = self.settings.session_slots
-            raise Unforkable(f"{len(names)} branches pass the {most} sessions that there may be; close some")
+            raise ForkRefused(f"{len(names)} branches pass the {most} sessions that there may be; close some")
         for name in names:
             self.alive[name] = branch = NotebookSession(name, session.code, session.limits, session.owner)
             branch.free, branch.cells = False, session.cells
             branches.append(branch)
 
     async def copy(self, session: NotebookSession, cell: Queued, branches: list[NotebookSession]) -> Response:
-        """Copy the waiting notebook; then it and the copies continue. Raises Unforkable, OSError and SandboxDown."""
+        """Copy the waiting notebook; then it and the copies continue. Raises ForkRefused, OSError and SandboxDown."""
         call, worker, pipes = cell.call, session.worker, session.pipes
         if worker is None or pipes is None:
-            raise Unforkable("the session has run no cell yet; run one, or open several sessions")
+            raise ForkRefused("the session has run no cell yet; run one, or open several sessions")
         if worker.origin is None:
-            raise Unforkable("sessions are forked where slots have namespaces (L3), with glibc, only")
+            raise ForkRefused("sessions are forked where slots have namespaces (L3), with glibc, only")
         with Snapshot(session.notebook, worker.origin) as snapshot:
             if session.notebook not in watch.children(worker.process):  # another process has its id now
                 raise SandboxDown("its process is gone")
@@ -376,7 +378,7 @@ class Sessions:
         response = await ready
         self.set_free(session)
         if response is not None and response.outcome is ProgramOutcome.REJECTED:
-            raise Unforkable(response.message)
+            raise ForkRefused(response.message)
         if response is None or response.outcome is not ProgramOutcome.OK:
             raise SandboxDown(f"a branch did not start: {response and (response.message or response.outcome)}")
 
@@ -427,7 +429,7 @@ class Sessions:
 
     def look(self) -> None:
         """To be called regularly: end sessions that are idle for too long, and stop those that exceed their CPU limit.
-        The kernel's limit is set in the session's process, where a cell or a remaining thread of one can lift it."""
+        The kernel's limit would be set in the session's process, where a cell could lift it."""
         now = time.monotonic()
         for session in [*self.alive.values()]:
             if session.run is not None and session.run.has_overspent():

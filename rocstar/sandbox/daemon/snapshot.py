@@ -18,6 +18,7 @@ import stat
 import struct
 from typing import NamedTuple, Self
 
+from rocstar.sandbox.call import ForkRefused
 from rocstar.sandbox.slot.channel import CONTROL
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -35,10 +36,6 @@ PIECES = re.compile(rb"\x01(?:\x00{0,16}\x01)*")
 """Written pages, with small gaps: each piece becomes a mapping."""
 SEAL_TRIES = 12  # two seconds; while the notebook can write to the file, each fails at once
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-
-
-class Unforkable(Exception):
-    """Why a notebook cannot be copied, in a sentence."""
 
 
 class Lineage(NamedTuple):
@@ -89,10 +86,10 @@ class Snapshot:
             os.close(fd)
 
     def take(self, most: int) -> None:
-        """Copy the waiting notebook, at most `most` bytes. Raises Unforkable; OSError if it or the zygote has died."""
+        """Copy the waiting notebook, at most `most` bytes. Raises ForkRefused; OSError if it or the zygote has died."""
         status = fields(f"{self.process}/status")
         if (threads := int(status["Threads"])) > 1:
-            raise Unforkable(f"the notebook runs {threads} threads and a fork would keep one; end the others first")
+            raise ForkRefused(f"the notebook runs {threads} threads and a fork would keep one; end the others first")
         self.folder, self.umask = os.readlink(f"{self.process}/cwd"), int(status["Umask"], 8)
         self.refuse_open_files()
         known = {mapping.line for mapping in mappings(f"/proc/{self.origin.zygote}/maps")}
@@ -110,12 +107,12 @@ class Snapshot:
         self.end()
 
     def refuse_open_files(self) -> None:
-        """Raises Unforkable."""
+        """Raises ForkRefused."""
         for number in sorted(map(int, os.listdir(f"{self.process}/fd"))):
             link = f"{self.process}/fd/{number}"
             if number > CONTROL or stat.S_ISREG(os.stat(link).st_mode):
                 path = os.readlink(link)
-                raise Unforkable(f"descriptor {number} ({path:.100}) is open, and a fork would not have it; close it")
+                raise ForkRefused(f"descriptor {number} ({path:.100}) is open, and a fork would not have it; close it")
 
     def arena(self) -> tuple[int, int]:
         """Start and end of `_fork.c`'s arena, with its guard pages."""
@@ -135,7 +132,7 @@ class Snapshot:
         if flags.endswith("s"):
             if is_known:  # a table of the operating system
                 return
-            raise Unforkable(f"the notebook shares memory or a file ({path:.100}) by a mapping; close that first")
+            raise ForkRefused(f"the notebook shares memory or a file ({path:.100}) by a mapping; close that first")
         tops = os.pread(pages, 8 * (end - start) // PAGE, 8 * start // PAGE)[7::8].translate(WRITTEN)
         pieces = [(start + each.start() * PAGE, start + each.end() * PAGE) for each in PIECES.finditer(tops)]
         if is_file and not pieces and not path.endswith(DELETED):
@@ -154,7 +151,7 @@ class Snapshot:
     def keep(self, memory: int, start: int, end: int, most: int) -> None:
         """Copy the pages from `start` to `end`."""
         if self.size + end - start > most:
-            raise Unforkable(f"the notebook takes more than the {most} bytes that are copied; make it smaller")
+            raise ForkRefused(f"the notebook takes more than the {most} bytes that are copied; make it smaller")
         while start < end:
             try:
                 data = os.pread(memory, min(CHUNK_BYTES, end - start), start)
@@ -163,7 +160,7 @@ class Snapshot:
             if not data and not mappings(f"{self.process}/maps"):
                 raise ProcessLookupError("the notebook has died")
             if not data:
-                raise Unforkable("a part of the notebook's memory cannot be read; is it that of a file made shorter?")
+                raise ForkRefused("a part of the notebook's memory cannot be read; is it that of a file made shorter?")
             self.size += os.pwrite(self.memory, data, self.size)
             start += len(data)
 
@@ -171,10 +168,10 @@ class Snapshot:
         self.steps.append((kind, start, end - start, protection, offset, path))
 
     def end(self) -> None:
-        """Write the steps and seal both files. Raises Unforkable."""
+        """Write the steps and seal both files. Raises ForkRefused."""
         table = len(self.steps) * STEP.size
         if table + len(self.paths) >= MAX_STEPS_BYTES:
-            raise Unforkable(
+            raise ForkRefused(
                 f"the notebook's memory is in {len(self.steps)} pieces, which are too many; open a new one"
             )
         packed = b"".join(STEP.pack(*step[:5], table + step[5]) for step in self.steps)
@@ -188,7 +185,7 @@ class Snapshot:
 
 
 def seal(fd: int) -> None:
-    """Raises Unforkable. At each try the kernel waits a sixth of a second for other users of the file's pages; its own
+    """Raises ForkRefused. At each try the kernel waits a sixth of a second for other users of the file's pages; its own
     bookkeeping uses them for a moment, which is longer on a busy machine."""
     for tries_left in reversed(range(SEAL_TRIES)):
         try:
@@ -196,7 +193,7 @@ def seal(fd: int) -> None:
             return
         except OSError as error:
             if error.errno != errno.EBUSY or not tries_left:
-                raise Unforkable(f"the notebook still writes to the copy of its files ({error})") from None
+                raise ForkRefused(f"the notebook still writes to the copy of its files ({error})") from None
 
 
 def mappings(path: str) -> list[Mapping]:

@@ -103,9 +103,6 @@ def program(call: Call, seen: Seen, ended: Ended | None) -> Response:
 def cell(call: Call, seen: Seen) -> Response:
     """The response to a cell that reported its end; if its process died, `program` is called instead."""
     report, tail = parse(seen.report)
-    spent = seen.cpu_seconds >= CPU_SHARE * call.limits.cpu_seconds
-    if spent and not seen.reason and report.exception is not None and report.exception[0] == "CPUTimeout":
-        seen = seen._replace(reason="cpu")
     response = response_of(call, seen, report, tail, None if seen.reason else report.status)
     return structs.replace(response, images=images(report, tail)) if report.images else response
 

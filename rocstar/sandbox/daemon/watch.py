@@ -1,6 +1,10 @@
-"""Inspects and kills processes through the host's /proc, which no program can change.
+"""Inspects, limits and kills processes through the host's /proc, which no program can change.
 
-`watch` checks calls that run for long and whose memory or processes no control group counts. It does not see peaks
+`Forks` limits the processes of a call where programs run as a user whose other processes RLIMIT_NPROC would count with
+them: before a process of the slot starts another process or a thread, the kernel asks there
+(`walls.seccomp.ask_before_forks`). So a program that forks without end never has more than its call may have.
+
+`watch` checks calls that run for long and whose memory or processes nothing else limits. It does not see peaks
 shorter than LOOK_SECONDS: only the limits of each single process bound them. Not covered: memory in files of the
 working directory.
 """
@@ -8,8 +12,12 @@ working directory.
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
+import select
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,8 +29,72 @@ if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
 
 LOOK_SECONDS = 0.25  # short programs, which are nearly all, are never checked
+RESOURCES = frozenset({"no_memory_cgroup", "no_process_limit"})
+"""Properties that `watch` replaces."""
 STARVED_SECONDS = 1.0  # shorter waits are normal on a busy machine
 TICKS = os.sysconf("SC_CLK_TCK")  # per second
+
+QUESTION, ANSWER = struct.Struct("=Q72x"), struct.Struct("=Q8xiI")
+"""The kernel's seccomp_notif, with its number first, and seccomp_notif_resp."""
+RECEIVE, SEND = 0xC0502100, 0xC0182101  # SECCOMP_IOCTL_NOTIF_RECV and _SEND
+CONTINUE = 1
+PAUSE_SECONDS = 0.005  # before a count, for those that may be started to appear
+COUNTING_SHARE = 0.1  # of the daemon's time that one slot may take by being counted
+
+
+class Forks:
+    """Answers the questions of one slot until `close`. A call that has started as many as it may waits a moment, and
+    then those alive are counted."""
+
+    def __init__(self, listener: int, slot: int) -> None:
+        """slot: its process id."""
+        self.listener, self.slot = listener, slot
+        self.most = self.left = 0
+        """Processes and threads of the call, and how many may be started before the next count."""
+        self.loop = asyncio.get_running_loop()
+        self.timer: asyncio.TimerHandle | None = None
+        self.pause = PAUSE_SECONDS
+        self.waiting = select.poll()
+        self.waiting.register(listener, select.POLLIN)
+
+    def begin(self, most: int) -> None:
+        """A call begins, with its first process."""
+        self.most = self.left = most
+        self.listen()
+
+    def listen(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.listener >= 0:
+            self.loop.add_reader(self.listener, self.on_asked)
+
+    def on_asked(self) -> None:
+        if not self.waiting.poll(0)[0][1] & select.POLLIN:  # all processes have ended
+            return
+        if self.left <= 0:
+            self.count()
+        question = bytearray(QUESTION.size)
+        with suppress(OSError):  # the process that asked has been killed
+            fcntl.ioctl(self.listener, RECEIVE, question)
+            answer = (0, CONTINUE) if self.left > 0 else (-errno.EAGAIN, 0)
+            self.left -= 1
+            fcntl.ioctl(self.listener, SEND, ANSWER.pack(*QUESTION.unpack(question), *answer))
+        if self.left <= 0:
+            self.loop.remove_reader(self.listener)
+            self.timer = self.loop.call_later(self.pause, self.listen)
+
+    def count(self) -> None:
+        started = time.monotonic()
+        self.left = self.most - tasks(self.slot)
+        self.pause = max(PAUSE_SECONDS, (time.monotonic() - started) / COUNTING_SHARE)
+
+    def close(self) -> None:
+        """From now on no process of the slot can start another."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.loop.remove_reader(self.listener)
+        os.close(self.listener)
+        self.listener = -1
 
 
 async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable[[], None]]) -> None:
@@ -34,7 +106,7 @@ async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable
             look()
         due = time.monotonic() - LOOK_SECONDS
         for worker in workers():
-            if worker.uncounted and worker.started < due and worker.on_exceeded is not None:
+            if worker.watched and worker.started < due and worker.on_exceeded is not None:
                 started = worker.started
                 exceeded = ""
                 # In a thread: the kernel takes half a second to add up processes with very many mappings.
@@ -46,17 +118,22 @@ async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable
 
 def over(worker: Worker) -> str:
     """The limit that this call exceeds, `processes` or `memory`, or ""."""
+    if "no_process_limit" in worker.watched and tasks(worker.process) > worker.limits.processes:
+        return "processes"
     family = descendants(worker.process)
     states = [numbers(pid, "status") for pid in family]
-    if "pids" in worker.uncounted and sum(state.get("Threads", 0) for state in states) > worker.limits.processes:
-        return "processes"
     limit = worker.limits.memory_bytes + HEADROOM_BYTES
     resident = sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)
-    if "memory" not in worker.uncounted or resident <= limit:
+    if "no_memory_cgroup" not in worker.watched or resident <= limit:
         return ""  # below the limit even with shared pages counted repeatedly; the exact figure is expensive
     exact = [numbers(pid, "smaps_rollup") for pid in family]
     used = sum(each.get("Pss_Anon", 0) + each.get("Pss_Shmem", 0) for each in exact) if any(exact) else resident
     return "memory" if used > limit else ""
+
+
+def tasks(slot: int) -> int:
+    """Processes and threads below the slot."""
+    return sum(numbers(pid, "status").get("Threads", 0) for pid in descendants(slot))
 
 
 def can_see(pid: int) -> bool:

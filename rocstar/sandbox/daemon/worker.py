@@ -36,8 +36,6 @@ from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, ControlGroup
 LISTEN_SECONDS = 0.03  # most programs end within it; one that fills its pipe is delayed by as much
 READ_BYTES = 2**16  # more than a page: in a pipe's packet mode, the rest of a longer packet would be lost
 READS = 32  # in a row from one pipe of at most a megabyte: a program that keeps writing must not block the daemon
-COUNTED_BY = {"no_memory_cgroup": "memory", "no_process_limit": "pids"}
-"""The cgroup controller that replaces a missing property."""
 
 
 class Stream:
@@ -193,17 +191,17 @@ class Worker:
         group: ControlGroup | None,
         shortages: Shortages,
     ) -> None:
-        """hello: the slot's first message. group: counts memory and processes of whole calls."""
+        """hello: the slot's first message. group: counts the memory of whole calls."""
         self.number, self.slot, self.group, self.shortages = number, slot, group, shortages
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
-        counted = group.folders if group else {}
-        lacking = [name for name in ("no_memory_cgroup", *hello["failed"]) if COUNTED_BY.get(name) not in counted]
-        uncounted = (COUNTED_BY[name] for name in lacking if name in COUNTED_BY)
-        self.uncounted = frozenset(uncounted if watch.can_see(self.process) else ())
-        """Controllers of resources that the kernel does not count for a whole call, so that `watch` must check them."""
-        self.failed = tuple(name for name in lacking if name != "no_process_limit" or "pids" not in self.uncounted)
+        lacking = () if group and "memory" in group.folders else ("no_memory_cgroup",)
+        self.failed: tuple[str, ...] = (*lacking, *hello["failed"])
         """Properties that its walls should have and lack; not the process limit, if `watch` enforces it."""
+        self.watched = watch.RESOURCES.intersection(self.failed) if watch.can_see(self.process) else frozenset[str]()
+        """Resources that nothing else limits for a whole call, so that `watch` must check them."""
+        self.failed = tuple(name for name in self.failed if name != "no_process_limit" or name not in self.watched)
+        self.forks = watch.Forks(hello["attached"][0], self.process) if hello["attached"] else None
         self.loop = asyncio.get_running_loop()
         self.on_ended: Callable[[Ended | None], None] | None = None
         self.on_idle: Callable[[Worker], None] = lambda worker: None
@@ -230,8 +228,10 @@ class Worker:
         """Set the limits of the next call as a whole. Raises OSError if the kernel refuses them, because the slot holds
         more memory from earlier calls than this one may use."""
         self.limits = limits
+        if self.forks is not None:
+            self.forks.begin(limits.processes)
         if self.group is not None:
-            self.group.limit(limits.memory_bytes + HEADROOM_BYTES, limits.processes + 1)  # the slot is one more
+            self.group.limit(limits.memory_bytes + HEADROOM_BYTES)
 
     def start(self, pipes: Pipes, payload: bytes, on_ended: Callable[[Ended | None], None]) -> None:
         """Run one process. Raises OSError if the slot does not accept the command."""
@@ -257,6 +257,8 @@ class Worker:
         for handle in filter(None, self.handles.values()):
             os.close(handle)
         self.handles.clear()
+        if self.forks is not None:
+            self.forks.close()
         self.on_lost(self)
         if on_ended is not None:
             on_ended(None)

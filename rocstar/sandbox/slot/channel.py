@@ -97,7 +97,6 @@ class CellPayload(NamedTuple):
     code: str
     files: dict[str, bytes]
     fetch: list[str]
-    cpu_seconds: float
     output_bytes: int
 
 

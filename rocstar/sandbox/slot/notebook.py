@@ -3,18 +3,16 @@
 Consumes cells from control, answers each with a report, and waits for nothing else between them; ends with control. A
 failed cell keeps its effects. SIGINT ends a cell and not the process, as soon as Python checks for signals. To fork, it
 packs its files and waits until the daemon has copied its memory (`daemon.snapshot`). Not here, because the daemon does
-it: the wall limit, other processes of the session, output.
+it: the limits of time and CPU, other processes of the session, output.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import os
 import resource
 import signal
 import sys
-import time
 from contextlib import suppress
 from types import FrameType, ModuleType
 from typing import NoReturn
@@ -25,15 +23,6 @@ from rocstar.sandbox.slot.program import Base, Execution
 
 MAX_IMAGES = 16
 MAX_REPORT_BYTES = 23 * 2**20  # without its head
-FORK_CPU_SECONDS = 5.0  # for packing files
-IDLE_CPU_SECONDS = 1.0  # for threads between two cells; beyond it the session ends
-
-
-class CPUTimeout(BaseException):
-    """A cell has reached its CPU limit; not an Exception, because programs often catch those."""
-
-
-CPUTimeout.__module__ = "builtins"  # so that tracebacks show the plain name
 
 
 class Notebook:
@@ -46,7 +35,6 @@ class Notebook:
         self.module = ModuleType("__main__")
         self.pid = os.getpid()
         self.is_running = False
-        self.cpu_seconds = IDLE_CPU_SECONDS
 
     def serve(self) -> NoReturn:
         """Answer cells until control closes."""
@@ -66,14 +54,14 @@ class Notebook:
                 os._exit(int(str(head["status"])))
 
     def answer(self, cell: channel.CellPayload) -> tuple[dict[str, object], list[bytes]]:
-        """Run a cell; return its report. Signals raise exceptions meanwhile; an uncaught one is the cell's failure."""
+        """Run a cell; return its report. SIGINT raises an exception meanwhile, the cell's failure if uncaught."""
         execution = Execution(cell.code, f"<cell {cell.number}>", self.module, cell.output_bytes)
         refused = ""
         images: list[bytes] = []
-        self.catch_signals()
+        if signal.getsignal(signal.SIGINT) != self.interrupt:  # at first, and after a cell has set its own handler
+            signal.signal(signal.SIGINT, self.interrupt)
         try:
             self.is_running = True
-            self.allow_cpu(cell.cpu_seconds)
             refused = files.write(cell.files)
             if not refused:
                 execution.run()
@@ -91,13 +79,11 @@ class Notebook:
         """Report, and wait until this process is copied; why it cannot be, or "". The copies return from here too."""
         compiled = sys.modules.get("rocstar.sandbox.slot._fork")
         (packed,) = channel.receive_descriptors(self.control, 1)
-        self.allow_cpu(FORK_CPU_SECONDS)
         try:
             if refused := files.pack(self.folder, packed):
                 return refused
         finally:
             os.close(packed)
-            self.allow_cpu(IDLE_CPU_SECONDS)
         program.flush_all()
         if compiled.pause(self.control, channel.report_head({"status": 0})):  # type: ignore[union-attr]
             self.base.seeder.reseed(channel.receive(self.control).seed)
@@ -105,14 +91,12 @@ class Notebook:
                 if callable(handler := signal.getsignal(number)) or handler == signal.SIG_IGN:
                     with suppress(OSError):
                         signal.signal(number, handler)
-            self.allow_cpu(IDLE_CPU_SECONDS)
             channel.send_report(self.control, {"status": 0})
         return ""
 
     def settle(self, execution: Execution) -> None:
-        """After a cell: flush streams and set the limits again; other effects of the cell stay."""
+        """After a cell: flush streams and set the limit of memory again; other effects of the cell stay."""
         program.flush_all()
-        self.allow_cpu(IDLE_CPU_SECONDS)
         execution.reserve.close()
         resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory + program.MEMORY_SLACK))
 
@@ -129,24 +113,9 @@ class Notebook:
             head["images"] = [len(image) for image in images]
         return head, [*tail, *images]
 
-    def catch_signals(self) -> None:
-        for number in (signal.SIGINT, signal.SIGXCPU):
-            if signal.getsignal(number) != self.interrupt:  # at first, and after a cell has set its own handler
-                signal.signal(number, self.interrupt)
-
     def interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.is_running and number == signal.SIGXCPU:
-            raise CPUTimeout(f"the cell has used its {self.cpu_seconds:g} s of CPU")
         if self.is_running:
             raise KeyboardInterrupt
-        if number == signal.SIGXCPU:
-            os._exit(1)
-
-    def allow_cpu(self, seconds: float) -> None:
-        """Set the CPU limit from now on, rounded up to a whole second of the process's CPU time."""
-        self.cpu_seconds = seconds
-        whole = math.ceil(time.process_time() + seconds)
-        resource.setrlimit(resource.RLIMIT_CPU, (whole, resource.RLIM_INFINITY))
 
 
 def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:

@@ -140,9 +140,8 @@ def limits(base: Base, memory_bytes: int, processes: int) -> list[Limit]:
     memory = base.memory + memory_bytes
     open_files = max(FEWEST_FILES, min(MOST_FILES, (memory_bytes + PIPES_BYTES) // (processes * PIPE_BYTES)))
     bounds = [(resource.RLIMIT_AS, memory, memory + MEMORY_SLACK), (resource.RLIMIT_NOFILE, open_files, open_files)]
-    if base.inside.processes_beside is not None:
-        processes += base.inside.processes_beside
-        bounds.append((resource.RLIMIT_NPROC, processes, processes))
+    if base.inside.own_user:
+        bounds.append((resource.RLIMIT_NPROC, processes + 1, processes + 1))  # the slot is one more
     return bounds
 
 

@@ -74,7 +74,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     with program.own_streams():
         problem = load(settings["preload"])
         seeder = seeds.Seeder()
-        warm_up(Base(0, plans.Inside(1, True), seeder))
+        warm_up(Base(0, plans.Inside(True, True), seeder))
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
         return
@@ -217,7 +217,9 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
         raise
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    send_hello(connection, failed=walls.failed, may_count=walls.may_count, slot=walls.process, keeper=walls.keeper)
+    send_hello(connection, walls=walls)
+    if walls.forks >= 0:
+        os.close(walls.forks)
     return connection, walls
 
 
@@ -231,7 +233,11 @@ def keep_descriptors(connection: int) -> None:
     os.closerange(CHANNEL + 1, LAST_DESCRIPTOR)
 
 
-def send_hello(connection: socket.socket, problem: str = "", busy: bool = False, **facts: object) -> None:
-    """A slot's first message."""
+def send_hello(connection: socket.socket, problem: str = "", *, busy: bool = False, walls: Walls | None = None) -> None:
+    """A slot's first message, with `Walls.forks`."""
+    facts: dict[str, object] = {"problem": problem, "busy": busy}
+    if walls:
+        facts |= {"failed": walls.failed, "may_count": walls.may_count, "slot": walls.process, "keeper": walls.keeper}
+    attached = [walls.forks] if walls and walls.forks >= 0 else []
     with suppress(OSError):  # the daemon has ended
-        connection.send(json.dumps({"problem": problem, "busy": busy, **facts}).encode())
+        socket.send_fds(connection, [json.dumps(facts).encode()], attached)

@@ -1,4 +1,4 @@
-"""Control groups: memory and number of processes of a whole call, counted by the kernel, and its fair share of CPU.
+"""Control groups: memory of a whole call, counted by the kernel, and its fair share of CPU.
 
 Each slot and all its programs run in one group, so a call adds no cost: the daemon writes a limit only when it differs
 from the last call's, and reads after the call whether the kernel's OOM killer has killed. All slots have the same CPU
@@ -23,7 +23,7 @@ PREFIX = "rocstar-sandbox-"
 HEADROOM_BYTES = 128 * 2**20  # files in the working directory (64 MiB) and the slot's own pages count as memory too
 GONE_SECONDS = 2.0  # killed processes leave their group in milliseconds
 EVENTS_BYTES = 512
-CONTROLLERS = frozenset({"memory", "pids", "cpu"})
+CONTROLLERS = frozenset({"memory", "cpu"})
 WEIGHTS = {1: ("cpu.shares", 1024, 2**18), 2: ("cpu.weight", 100, 10_000)}
 """By version: file, weight of one ordinary process, greatest weight."""
 
@@ -45,7 +45,7 @@ class ControlGroup:
     def __init__(self, folders: Mapping[str, Path], versions: Mapping[str, int]) -> None:
         """`folders`, `versions`: by controller."""
         self.folders = folders
-        self._limits: dict[str, int] = {}
+        self._limit = 0
         self._files: dict[str, int] = {}
         if "memory" in folders:
             is_first = versions["memory"] == 1
@@ -55,28 +55,24 @@ class ControlGroup:
                 self._open("full", "memory.failcnt", os.O_RDONLY)
             with suppress(OSError):  # not every kernel swaps
                 (folders["memory"] / ("memory.swappiness" if is_first else "memory.swap.max")).write_text("0")
-        if "pids" in folders:
-            self._open("pids", "pids.max", os.O_WRONLY)
         self._counts = self._count()
         self.lost = "memory" not in folders
         """Whether the kernel had killed a process of this group, for whatever group's sake, when `killed` last looked;
         True where nobody counts."""
 
     def _open(self, key: str, name: str, flags: int) -> None:
-        folder = self.folders["pids" if key == "pids" else "memory"]
-        self._files[key] = os.open(folder / name, flags | os.O_CLOEXEC)
+        self._files[key] = os.open(self.folders["memory"] / name, flags | os.O_CLOEXEC)
 
     def join(self, process: int) -> None:
         """Move a process into the group; processes that it starts later are in it too."""
         for folder in {*self.folders.values()}:
             (folder / "cgroup.procs").write_text(f"{process}")
 
-    def limit(self, memory_bytes: int, processes: int) -> None:
-        """Set the limits of the whole group from now on."""
-        for key, number in (("memory", memory_bytes), ("pids", processes)):
-            if key in self._files and self._limits.get(key) != number:
-                os.pwrite(self._files[key], b"%d" % number, 0)
-                self._limits[key] = number
+    def limit(self, memory_bytes: int) -> None:
+        """Set the limit of the whole group from now on."""
+        if "memory" in self._files and self._limit != memory_bytes:
+            os.pwrite(self._files["memory"], b"%d" % memory_bytes, 0)
+            self._limit = memory_bytes
 
     def killed(self) -> bool:
         """Whether the kernel has killed a process since the last call of this method because this group was at its own
@@ -144,7 +140,7 @@ def found() -> Groups:
             missing = offered(tree) - groups.folders.keys()
             if missing:
                 sweep(tree.folder)
-            for chosen in filter(None, (missing, missing - {"cpu"})):  # without "cpu" the other two may still work
+            for chosen in filter(None, (missing, missing - {"cpu"})):  # without "cpu" the other may still work
                 with suppress(OSError):
                     folder, lock = make_folder(tree, chosen)
                     groups.locks.append(lock)

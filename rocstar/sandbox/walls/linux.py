@@ -19,13 +19,10 @@ CLONE_NEWNET = 0x40000000
 MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
-MS_REMOUNT = 32
 MS_NOATIME = 1024
-MS_NODIRATIME = 2048
 MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
-MS_RELATIME = 1 << 21
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG = 1
@@ -36,7 +33,6 @@ PR_SET_NO_NEW_PRIVS = 38
 
 AT_FDCWD = -100
 AT_RECURSIVE = 0x8000
-MOUNT_ATTR_RDONLY_NOSUID, MOUNT_ATTR_NODEV = 1 | 2, 4
 LAST_CAPABILITY = 63  # the kernel answers EINVAL from the first one it does not know
 
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -92,13 +88,13 @@ def pivot_root(new: str, old: str) -> None:
     syscall(PIVOT_ROOT[machine()], new.encode(), old.encode(), what="pivot_root")
 
 
-def make_read_only(target: str, *, devices: bool = False) -> None:
-    """Make a mount and all mounts below it read-only and without set-uid, and without devices unless `devices`. Since
-    Linux 5.12. Raises OSError."""
-    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY_NOSUID | (0 if devices else MOUNT_ATTR_NODEV), 0, 0, 0)
-    size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    where, flags = ctypes.c_int(AT_FDCWD), ctypes.c_uint(AT_RECURSIVE)
-    syscall(MOUNT_SETATTR, where, target.encode(), flags, attributes, size, what="mount_setattr")
+def change_mount(target: str, attributes: int, *, without: int = 0, below: bool = False) -> None:
+    """Set attributes of a mount, of MS_RDONLY, MS_NOSUID and MS_NODEV, and clear those in `without`; below: of all
+    mounts below it too. Since Linux 5.12. Raises OSError."""
+    values = (ctypes.c_uint64 * 4)(attributes, without, 0, 0)
+    where, flags = ctypes.c_int(AT_FDCWD), ctypes.c_uint(AT_RECURSIVE if below else 0)
+    size = ctypes.c_size_t(ctypes.sizeof(values))
+    syscall(MOUNT_SETATTR, where, target.encode(), flags, values, size, what="mount_setattr")
 
 
 def drop_bounding_set() -> None:

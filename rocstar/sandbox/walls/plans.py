@@ -55,9 +55,8 @@ PLANS = (ROOT, USER, CONFINED, PROCESS)  # strongest first
 class Inside(NamedTuple):
     """The facts about the walls that a program's process needs."""
 
-    processes_beside: int | None
-    """Processes of the slot's user besides the program's own; None if others share that user, so that RLIMIT_NPROC
-    cannot be used."""
+    own_user: bool
+    """The slot's user has no other processes than the slot and its program's."""
     private_processes: bool
     """The slot has its own pid namespace."""
     home: str = ""
@@ -83,13 +82,10 @@ class Walls(NamedTuple):
     """Descriptor of the list of this process's children; -1 in a pid namespace, or if there is no such list."""
     failed: tuple[str, ...] = ()
     """Properties that this plan should provide and could not."""
+    forks: int = -1
+    """Descriptor at which the kernel asks before a process of the slot starts another; -1 if it does not."""
     may_count: bool = True
     """Whether the slot may join a control group; false if a program could change its group's limits."""
-
-
-def kill_quietly(pid: int) -> None:
-    with suppress(ProcessLookupError):  # it has ended already
-        os.kill(pid, signal.SIGKILL)
 
 
 def kill_children(children: int, keep: Container[int] = ()) -> bool:
@@ -166,7 +162,8 @@ def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: C
     except OSError:
         pass  # the slot ended before it had its answer
     try:
-        kill_quietly(slot)
+        with suppress(ProcessLookupError):  # it has ended already
+            os.kill(slot, signal.SIGKILL)
         os.waitpid(slot, 0)
         remove()
     finally:
@@ -190,7 +187,7 @@ def start_inside(plan: Plan, user: int) -> Walls:
     if plan.namespaces & linux.CLONE_NEWUSER:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
-    inside = Inside(processes_beside(plan, outside[0]), True, "" if workdir == rootfs.WORKDIR else workdir)
+    inside = Inside(plan.needs_root, True, "" if workdir == rootfs.WORKDIR else workdir)
     # There is nothing to remove at the end: the mounts go with their namespace.
     walls = fork_slot(partial(rootfs.renew_workdir, workdir), lambda: None, workdir, inside)
     socket.sethostname("sandbox")
@@ -198,9 +195,9 @@ def start_inside(plan: Plan, user: int) -> Walls:
     linux.drop_bounding_set()
     if plan.needs_root:
         become(user)
-    missing = () if inside.processes_beside is not None else ("no_process_limit",)
+    forks, missing = process_limit(inside)
     failed = confine(private_files=True, own_files=False, slot=os.getpid())
-    return settled(walls._replace(failed=(*missing, *failed)))
+    return settled(walls._replace(forks=forks, failed=(*missing, *failed)))
 
 
 def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
@@ -212,33 +209,33 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
         raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
     folder = WorkFolder(workdir, user if is_apart else None)
     folder.make()
-    inside = Inside(1 if is_apart else None, False, folder.run)
+    inside = Inside(is_apart, False, folder.run)
     walls = fork_slot(folder.renew, folder.remove, folder.run, inside)
     linux.become_subreaper()
     walls = walls._replace(children=open_children(), may_count=is_apart or plan is CONFINED)
     linux.drop_bounding_set()
     if is_apart:
         become(user)
+    forks, unlimited = process_limit(inside)
     is_scoped = plan is CONFINED and landlock.confine(rootfs.sources(), folder.path)
     failed = confine(private_files=False, own_files=not is_apart, slot=os.getpid() if is_apart else None)
     if plan is CONFINED and failed:
         raise OSError("the system-call filter could not be loaded")
     confine_signals = landlock.scope_signals if is_scoped else None if failed else seccomp.deny_signals
-    lacking = {"no_process_limit": not is_apart, "no_disk_quota": True, "same_user": not is_apart}
-    lacking["orphans_survive"] = walls.children < 0
-    missing = (name for name, lacks in lacking.items() if lacks)
+    lacking = {"no_disk_quota": True, "same_user": not is_apart, "orphans_survive": walls.children < 0}
+    missing = (*unlimited, *(name for name, lacks in lacking.items() if lacks))
     inside = inside._replace(confine_signals=confine_signals)
-    return settled(walls._replace(inside=inside, failed=(*missing, *failed)))
+    return settled(walls._replace(inside=inside, forks=forks, failed=(*missing, *failed)))
 
 
-def processes_beside(plan: Plan, outside: int) -> int | None:
-    """See Inside. `outside`: user who started the sandbox. In a user namespace the keeper counts as well, and root
-    outside is never limited."""
-    if plan.needs_root:
-        return 1
-    major, minor = os.uname().release.split(".")[:2]
-    # before Linux 5.14 RLIMIT_NPROC counted all processes of the outside user, in all user namespaces
-    return 2 if outside != 0 and (int(major), int(minor)) >= (5, 14) else None
+def process_limit(inside: Inside) -> tuple[int, tuple[str, ...]]:
+    """In the slot: `Walls.forks`, and the property that lacks if its processes cannot be limited."""
+    if inside.own_user:  # RLIMIT_NPROC counts them
+        return -1, ()
+    with suppress(OSError, KeyError):  # an old kernel, or the container itself listens in this way
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+        return seccomp.ask_before_forks(), ()
+    return -1, ("no_process_limit",)
 
 
 def become(user: int) -> None:

@@ -31,9 +31,7 @@ WORKDIR_OPTIONS = "size=64m,nr_inodes=2048,mode=1777"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 COPIED = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime")
-INHERITED_FLAGS = {1: 1, 2: 2, 4: 4, 8: 8, 1024: linux.MS_NOATIME, 2048: linux.MS_NODIRATIME, 4096: linux.MS_RELATIME}
-"""statvfs flag: mount flag. A user namespace may not take any of these off a mount that it inherited."""
-READ_ONLY = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+READ_ONLY = linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
 
 
 def package_folders() -> list[str]:
@@ -95,7 +93,7 @@ def build(workdir: str) -> None:
     mount_workdir(workdir)
     linux.unmount(OLD)
     os.rmdir(OLD)
-    linux.mount("none", "/", flags=READ_ONLY)
+    linux.change_mount("/", READ_ONLY)
 
 
 def show(path: str) -> None:
@@ -106,7 +104,8 @@ def show(path: str) -> None:
         os.symlink(os.readlink(old), path)
         return
     os.makedirs(path, exist_ok=True)
-    bind_read_only(old, path)
+    linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
+    linux.change_mount(path, READ_ONLY, below=True)
 
 
 def mount_workdir(workdir: str) -> None:
@@ -119,18 +118,6 @@ def renew_workdir(workdir: str) -> None:
     mount_workdir(workdir)
 
 
-def bind_read_only(old: str, path: str) -> None:
-    linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
-    linux.make_read_only(path)
-
-
-def remount_read_only(path: str, without: int = 0) -> None:
-    """Change this mount alone; mounts below it keep their own flags. without: flags not to set."""
-    now = os.statvfs(path).f_flag
-    inherited = sum(flag for seen, flag in INHERITED_FLAGS.items() if now & seen)
-    linux.mount("none", path, flags=(READ_ONLY | inherited) & ~without)
-
-
 def make_devices() -> None:
     """Mount the harmless devices of the machine. A read-only mount allows writing to a device, but not setting its
     mode, owner and times."""
@@ -138,19 +125,14 @@ def make_devices() -> None:
     for name in DEVICES:
         path = f"/dev/{name}"
         with suppress(OSError):  # a missing device is the operator's choice; urandom also has a system call
-            write(path, b"")
+            Path(path).touch()
             linux.mount(f"{OLD}{path}", path, flags=linux.MS_BIND)
-            remount_read_only(path, linux.MS_NODEV)
+            linux.change_mount(path, linux.MS_RDONLY | linux.MS_NOSUID)
 
 
 def make_etc(home: str) -> None:
     os.mkdir("/etc")
-    write("/etc/passwd", f"sandbox:x:{os.geteuid()}:{os.getegid()}::{home}:/bin/false\n".encode())
+    Path("/etc/passwd").write_text(f"sandbox:x:{os.geteuid()}:{os.getegid()}::{home}:/bin/false\n")
     for path in COPIED:
-        with suppress(OSError), open(OLD + path, "rb") as file:  # optional: libraries have default folders
-            write(path, file.read())
-
-
-def write(path: str, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
+        with suppress(OSError):  # optional: libraries have default folders
+            Path(path).write_bytes(Path(OLD + path).read_bytes())

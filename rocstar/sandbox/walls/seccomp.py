@@ -15,6 +15,7 @@ import errno
 import re
 import struct
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rocstar.sandbox.walls import linux
 
@@ -52,26 +53,7 @@ sched_get_priority_min 147 126, sched_rr_get_interval 148 127, ioprio_get 252 31
 sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444, landlock_add_rule 445 445,
 landlock_restrict_self 446 446, bind 49 200, connect 42 203, listen 50 201, accept 43 202, accept4 288 242,
 getsockname 51 204, getpeername 52 205, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212,
-sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210
-# Known to be dangerous: refused with EPERM.
-[refused]
-ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, pidfd_getfd 438 438,
-process_madvise 440 440, process_mrelease 448 448, migrate_pages 256 238, move_pages 279 239, unshare 272 97,
-setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, open_tree 428 428, move_mount 429 429,
-fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442, statmount 457 457,
-listmount 458 458, name_to_handle_at 303 264, open_by_handle_at 304 265, add_key 248 217, request_key 249 218,
-keyctl 250 219, bpf 321 280, perf_event_open 298 241, io_uring_setup 425 425, io_uring_enter 426 426,
-io_uring_register 427 427, io_setup 206 0, io_submit 209 2, userfaultfd 323 282, fanotify_init 300 262,
-fanotify_mark 301 263, seccomp 317 277, vmsplice 278 75, modify_ldt 154 -, lookup_dcookie 212 18, memfd_create 319 279,
-memfd_secret 447 447, shmget 29 194, shmat 30 196, shmctl 31 195, shmdt 67 197, semget 64 190, semctl 66 191,
-semop 65 193, semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188, mq_open 240 180,
-mq_unlink 241 181, mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 245 185,
-ioprio_set 251 30, mbind 237 235, set_mempolicy 238 237,
-set_mempolicy_home_node 450 450, syncfs 306 267, mincore 27 232, personality 135 92, iopl 172 -, ioperm 173 -,
-uselib 134 -, acct 163 89, quotactl 179 60, quotactl_fd 443 443, syslog 103 116, swapon 167 224, swapoff 168 225,
-reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273,
-delete_module 176 106, create_module 174 -, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266,
-adjtimex 159 171, sethostname 170 161, setdomainname 171 162, vhangup 153 58
+sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210, pipe2 293 59
 # Answered as by a file system that has no attributes, which programs that copy files accept.
 [attributes]
 setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14, lremovexattr 198 15,
@@ -101,7 +83,7 @@ pidfd_send_signal 424 424
 # Other arguments decide: see `rules`.
 [inspected]
 fcntl 72 25, ioctl 16 29, prctl 157 167, getsockopt 55 209, setsockopt 54 208, setrlimit 160 164, prlimit64 302 261,
-open 2 -, openat 257 56, pipe2 293 59, statx 332 291, madvise 28 233, setpgid 109 154, rt_sigaction 13 134,
+open 2 -, openat 257 56, statx 332 291, madvise 28 233, setpgid 109 154, rt_sigaction 13 134,
 clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199, setpriority 141 140
 """
 
@@ -119,7 +101,7 @@ def tables() -> dict[str, Numbers]:
 
 LOAD, AND, RETURN = 0x20, 0x54, 0x06
 JUMP, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST = 0x05, 0x15, 0x45, 0x35
-ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+ALLOW, KILL, ERRNO, ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 AT_NUMBER, AT_ARCHITECTURE, AT_ARGUMENTS = 0, 4, 16
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
@@ -131,18 +113,17 @@ SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
 SOCK_TYPE_MASK = 0xF  # the rest are flags
 CONNECTED, ANY = (SOCK_STREAM, SOCK_SEQPACKET), (SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM)
 PR_SET_SECCOMP = 22
+SECCOMP, SET_FILTER, NEW_LISTENER = {"x86_64": 317, "aarch64": 277}, 1, 8
 SIGCHLD = 17
 CLONE_PARENT = 0x8000  # the child would be the slot's own
 NOT_CLONED = 0x7E020000 | CLONE_PARENT  # every kind of namespace
-O_DIRECT = {"x86_64": 0o40000, "aarch64": 0o200000}
 O_TMPFILE, O_TRUNC, O_RDONLY, O_ACCMODE = 0o20000000, 0o1000, 0, 3
 STATX_MNT_ID_UNIQUE = 0x4000  # counts the mounts of the whole machine
-FCNTL_ALLOWED = (0, 1, 2, 3, 1030, 9, 11, 1032, 1034, 5, 36)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GETOWN, F_GETSIG, F_GETPIPE_SZ, F_GET_SEALS, F_GETLK,
+FCNTL_ALLOWED = (0, 1, 2, 3, 4, 1030, 9, 11, 1032, 1034, 5, 36)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETOWN, F_GETSIG, F_GETPIPE_SZ, F_GET_SEALS, F_GETLK,
 F_OFD_GETLK: no program can take a lock, so the last two report none, which SQLite relies on."""
 FCNTL_LOCKS = (6, 7, 37, 38)
 """F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW."""
-F_SETFL = 4
 IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5451, 0x5450, 0x540F, 0x5460)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, TIOCGPGRP, FIOQSIZE."""
 PRCTL_ALLOWED = (1, 2, 3, 7, 15, 16, 21, 23, 27, 29, 30, 38, 39, 41, 42)
@@ -176,6 +157,7 @@ def answer(error: int) -> bytes:
 
 ALLOWING = instruction(RETURN, ALLOW)
 KILLING = instruction(RETURN, KILL)
+ASKING = instruction(RETURN, ASK)
 REFUSING = answer(errno.EPERM)
 MISSING = answer(errno.ENOSYS)
 DONE = answer(0)
@@ -215,11 +197,9 @@ def only_zero(*arguments: int) -> Code:
     return (*body, ALLOWING)
 
 
-def fcntl_rule(machine: str) -> Code:
-    """Report locks as taken without taking them: every program that can open the file would see them. A pipe set to
-    O_DIRECT would lose output when it is read in smaller pieces."""
+def fcntl_rule() -> Code:
+    """Report locks as taken without taking them: every program that can open the file would see them."""
     cases: list[tuple[int, Code]] = [(value, (ALLOWING,)) for value in FCNTL_ALLOWED]
-    cases.append((F_SETFL, without_bits(2, O_DIRECT[machine], answer(errno.EINVAL))))
     cases += [(value, (DONE,)) for value in FCNTL_LOCKS]
     return switch(1, cases, (answer(errno.EINVAL),))
 
@@ -277,7 +257,6 @@ def rules(
     inet = dict.fromkeys((AF_INET, AF_INET6), protocols) if network else {}
     treatments: dict[str, Code] = {
         "allowed": (ALLOWING,),
-        "refused": (REFUSING,),
         "attributes": (answer(errno.EOPNOTSUPP),),
         "on-itself": only_zero(0),
         "no-op": (DONE,),
@@ -289,7 +268,7 @@ def rules(
     }
     codes = {name: treatments[heading] for heading, table in tables().items() for name in table}
     codes |= {
-        "fcntl": fcntl_rule(machine),
+        "fcntl": fcntl_rule(),
         "ioctl": one_of(1, IOCTL_ALLOWED, answer(errno.ENOTTY)),
         # If no namespace confines signals, each program installs a filter of its own: see `deny_signals`.
         "prctl": one_of(0, (*PRCTL_ALLOWED, *(() if private_files else (PR_SET_SECCOMP,))), answer(errno.EINVAL)),
@@ -297,7 +276,6 @@ def rules(
         "setsockopt": options_rule(SOCKET_OPTIONS_ALLOWED, network),
         "open": open_rule(1),
         "openat": open_rule(2),
-        "pipe2": without_bits(1, O_DIRECT[machine], answer(errno.EINVAL)),
         "statx": without_bits(3, STATX_MNT_ID_UNIQUE, answer(errno.EINVAL)),
         "madvise": none_of(2, ADVICE_REFUSED, answer(errno.EINVAL)),
         "setpgid": (ALLOWING,) if slot is None else none_of(1, (slot,), REFUSING),
@@ -373,9 +351,25 @@ def tree(runs: list[tuple[int, Code]]) -> Code:
 
 def install(code: bytes) -> None:
     """Load a filter for this process and all it starts. Needs no_new_privs. Raises OSError."""
-    buffer = ctypes.create_string_buffer(code, len(code))
-    head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
+    head, _ = loadable(code)
     linux.prctl(linux.PR_SET_SECCOMP, 2, ctypes.addressof(head), what="seccomp")
+
+
+def loadable(code: bytes) -> tuple[Any, Any]:
+    """The kernel's sock_fprog, and what it points to."""
+    buffer = ctypes.create_string_buffer(code, len(code))
+    return ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))), buffer
+
+
+def ask_before_forks() -> int:
+    """Load a filter by which this process, and all that it starts, ask at the returned descriptor before they start a
+    process or a thread (`daemon.watch.Forks`). Needs no_new_privs, and that no other filter asks. Since Linux 5.5.
+    Raises OSError, and KeyError like `build`."""
+    column, numbers = COLUMN[linux.machine()], {name: row for table in tables().values() for name, row in table.items()}
+    asking = {number: (ASKING,) for name in ("fork", "vfork", "clone") if (number := numbers[name][column]) is not None}
+    head, _ = loadable(assembled(linux.machine(), asking, (ALLOWING,)))
+    flags = ctypes.c_uint(SET_FILTER), ctypes.c_uint(NEW_LISTENER)
+    return linux.syscall(SECCOMP[linux.machine()], *flags, head, what="seccomp")
 
 
 def deny_signals() -> None:
