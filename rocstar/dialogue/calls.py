@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from rocstar.dialogue.segments import Author, Segment, json_segments, ours, text_of, written
+from rocstar.dialogue.segments import Author, Segment, is_harmless, json_segments, ours, text_of, written
 from rocstar.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -105,7 +105,7 @@ class Syntax:
         (before, middle, after), (first, between, last) = self.call, self.turn
         parts = [ours(first)]
         for place, (tool, arguments) in enumerate(calls):
-            name = written(json.dumps(tool, ensure_ascii=False)[1:-1])
+            name = (ours if is_harmless(tool) else written)(json.dumps(tool, ensure_ascii=False)[1:-1])
             parts += [ours(between * bool(place) + before), name, ours(middle), *self.write(arguments), ours(after)]
         return *parts, ours(last)
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
+from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.templates import template_for, template_named
@@ -146,3 +147,10 @@ def test_a_file_of_a_folder_that_is_broken_is_refused_in_a_sentence(tmp_path: Pa
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=name.partition(".")[0]):
         Codec.load(tmp_path)
+
+
+def test_a_call_is_the_template_s_but_for_its_arguments() -> None:
+    """So what wraps them is the one token that stands for it."""
+    ids = CODEC.encode_segments(HERMES.render("python", {"code": "1 + 1"}), COMPACT.reserved)
+    phrases = {CODEC.encode(phrase)[0] for phrase in fixed_phrases(COMPACT, "python")}
+    assert (ids[0] in phrases, ids[-1] in phrases, phrases & set(ids[1:-1])) == (True, True, set())
