@@ -123,7 +123,6 @@ async def test_calls_that_were_not_run_for_their_number_are_not_run_when_the_att
             version_spans=(),
         ),
         0,
-        [],
     )
     assert len(calls) == 3
     made = ToolEnvironment(PROBLEM, replace(talk, own_tools=lambda: [own]), limits(), seed=1)
