@@ -8,8 +8,8 @@ GPU (on CPUs: its machine) read directly and that the others receive by a broadc
     EXCHANGE/CHUNK/awaited  how many workers wait for it; only then it is written, and broadcast
     EXCHANGE/CHUNK/taken    how many workers have taken it
 
-vLLM's own NCCL transfer needs vLLM in the learner's process, and a GPU; this needs neither. Not protected: any process
-that reaches the store can send weights, as with the learners' own store."""
+Why not vLLM's own transfer engines: docs/vllm.md. Not protected: any process that reaches the store can send weights,
+as with the learners' own store."""
 
 from __future__ import annotations
 

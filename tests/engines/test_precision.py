@@ -38,6 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Phi3": {},
     "Gemma": {"head_dim": 32},
     "Granite": {},
+    "Mistral": {"sliding_window": 512},
     "Qwen3Moe": {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 
