@@ -221,7 +221,8 @@ def _begun(client: socket.socket) -> tuple[int, bool]:
     code = 1
     try:
         for wanted, descriptor in zip(passed or (), descriptors, strict=True):
-            os.dup2(descriptor, wanted, inheritable=False)
+            if descriptor != wanted:  # which dup2 refuses
+                os.dup2(descriptor, wanted, inheritable=False)
         begin = 3
         for wanted in passed or ():
             os.closerange(begin, wanted)

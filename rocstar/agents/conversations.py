@@ -79,7 +79,7 @@ class Conversations:
             follows = template.reply(texts) if chat.messages[past].role is Role.TOOL else template.next_question(*texts)
             stop = template.stop if chat.messages[past].role is Role.TOOL else end_of_answer(template)
             check(text_of(follows))
-            ids = (*given, *conversation.after(given, stop, follows))
+            ids = (*given, *conversation.after_tokens(given, stop, follows))
         else:
             parts = tuple(pieces(chat, template, chat.tools or ()))
             check("".join(part.text for part in parts))

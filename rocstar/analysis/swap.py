@@ -164,8 +164,7 @@ def _variant(
     begun: StartedAttempt, texts: Sequence[str], replies: Replies, conversation: Conversation, seed: int
 ) -> Variant:
     def ids(said: Sequence[str]) -> tuple[int, ...]:
-        template = conversation.template
-        return conversation.after(begun.last.completion.token_ids, template.stop, template.reply(said))
+        return conversation.after(begun.last.completion, conversation.template.reply(said))
 
     if ids(texts) != begun.last.reply_ids:
         return Variant(begun=begun, replies={}, false=None)

@@ -53,10 +53,15 @@ class Conversation:
         """All tools of an attempt, `own` ones included, by every name they can be called by."""
         return {name: tool for tool in (*self.tools, *own) for name in (*tool.spec.aliases, tool.spec.name)}
 
-    def calls(self, completion: Completion, first_id: int, specs: Iterable[ToolSpec]) -> list[ToolCall]:
+    def calls(self, completion: Completion, first_id: int, specs: Iterable[ToolSpec] = ()) -> list[ToolCall]:
+        """specs: of the tools, whose schemas say of which type a value is that stands as text (in tags)."""
         return typed(self.template.calls, self.codec.decode(completion.token_ids), first_id, specs)
 
-    def after(self, written: Sequence[int], stop: str, segments: Sequence[Segment]) -> tuple[int, ...]:
+    def after(self, completion: Completion, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """The tokens of a reply to a completion."""
+        return self.after_tokens(completion.token_ids, self.template.stop, segments)
+
+    def after_tokens(self, written: Sequence[int], stop: str, segments: Sequence[Segment]) -> tuple[int, ...]:
         """The tokens of a reply or a question, after tokens that end with a completion. If their last token is not
         `stop` (but an end-of-sequence token of the model), that marker is inserted first, so that the conversation
         stays well formed."""
@@ -107,8 +112,7 @@ class ToolEnvironment:
         self._calls += len(calls)
         results = await self._run_all(calls)
         texts = [self._conversation.feedback(result) for result in results]
-        template = self._conversation.template
-        ids = self._conversation.after(completion.token_ids, template.stop, template.reply(texts))
+        ids = self._conversation.after(completion, self._conversation.template.reply(texts))
         if self._used_tokens + len(ids) >= self._limits.max_response_tokens:
             return Reply(calls=tuple(calls), results=results, stop=Stop.MAX_TOKENS)
         self._used_tokens += len(ids)

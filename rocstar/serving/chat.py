@@ -121,7 +121,7 @@ class _Conversation:
         conversation = self._roller.conversation
         if self._last is not None:
             follows, ids = conversation.template.next_question(question), self._last.token_ids
-            return (*ids, *conversation.after(ids, end_of_answer(conversation.template), follows))
+            return (*ids, *conversation.after_tokens(ids, end_of_answer(conversation.template), follows))
         if self._roller.environment is ToolEnvironment:
             return conversation.ids(conversation.template.opening(question, self._specs, self._spec.system))
         return environment_for(self._roller, question, 0).opening()

@@ -16,7 +16,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2109, 17),
     "agents": (1140, 6),
-    "analysis": (1785, 10),
+    "analysis": (1784, 10),
     "answers": (3501, 18),
     "cli": (3336, 23),
     "cluster": (847, 8),
@@ -32,7 +32,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "parts": (1758, 10),
     "protocols": (284, 1),
     "record": (2968, 17),
-    "rollout": (1826, 12),
+    "rollout": (1830, 12),
     "run": (4632, 24),
     "sandbox": (8696, 47),
     "serving": (759, 6),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (622, 1),
     "view": (1904, 9),
 }
-CLASSES, FUNCTIONS = 566, 4143
+CLASSES, FUNCTIONS = 566, 4144
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_501, "tests/**/*.py": 51_344}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_501, "tests/**/*.py": 51_345}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -263,7 +263,7 @@ def test_a_second_question_follows_what_ends_an_answer(tmp_path: Path) -> None:
     codec = byte_level(*template.reserved)
     talk = Conversation(codec=codec, template=template, tools=[], feedback=str)
     for text in ("\n<think></think>\n42<|user|>", "\n<think></think>\n42"):
-        follows = talk.after(codec.encode(text), "<|user|>", template.next_question("And 7*8?"))
+        follows = talk.after_tokens(codec.encode(text), "<|user|>", template.next_question("And 7*8?"))
         assert codec.decode(follows) == "<|user|>" * (not text.endswith("|>")) + asked
 
 
