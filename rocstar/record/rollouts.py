@@ -280,7 +280,7 @@ def segments_of(text: str, calls: Sequence[Mapping[str, Any]]) -> list[list[int 
             continue
         before = text[at:start].rstrip()
         opening = _CALL_OPENS.search(before)
-        begin = at + len(before[: opening.start()].rstrip()) if opening else start
+        begin = at + len(before[: opening.start()].rstrip() if opening else before)
         end = start + len(raw or "")
         closing = f"</{opening[0][1:]}" if opening else ""
         if closing and text[end:].lstrip().startswith(closing):

@@ -47,6 +47,20 @@ print("all", *sorted({subprocess.run(["false"]).returncode for n in range(60)}))
     assert attack(uncounted, code, processes=4).stdout == "all 1\n"
 
 
+def test_a_signal_ends_no_fork(uncounted: Daemon) -> None:
+    code = """
+import os, signal, subprocess
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+for n in range(150):
+    if (pid := os.fork()) == 0: os._exit(0)
+    os.waitpid(pid, 0)
+print(*{subprocess.run(["true"], preexec_fn=os.getpid).returncode for n in range(20)})
+"""
+    response = attack(uncounted, code)
+    assert (response.stdout, response.stderr) == ("0\n", "")
+
+
 def test_fork_bomb_ends_at_the_wall_limit(daemon: Daemon) -> None:
     promised(daemon, "L1", "L2", "L3", without="no_process_limit")
     code = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n    sum(range(2 * 10**5))"

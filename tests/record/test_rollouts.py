@@ -268,6 +268,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         ("a <call>x</call> b <call>y</call>\n c<|eot_id|>\n", ["x", "y"], ["a", 0, " b", 1, "\n c"]),
         ("print(1)", ["print(1)"], [0]),
         ("<reason>so<tool>f()</reason>", ["f()"], ["<reason>so", 0, "</reason>"]),
+        ('So.\n{"name": 1}\n{"name": 2}<|eot_id|>', ['{"name": 1}', '{"name": 2}'], ["So.", 0, 1]),
         ("gone", ["elsewhere", ""], [0, 1, "gone"]),
         ("", [], []),
     ],

@@ -174,6 +174,18 @@ def test_a_cell_over_its_limit_is_interrupted_and_the_session_goes_on(
     assert daemon.cell(name, 4, "x, len(bytearray(2**26))").value == f"(2, {2**26})"
 
 
+def test_a_process_that_an_earlier_cell_did_not_wait_for_takes_no_cpu_of_this_cell(daemon: Daemon) -> None:
+    burn = """
+import os, time
+if (pid := os.fork()) == 0:
+    while time.process_time() < 0.7: pass
+    os._exit(0)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"""
+    assert daemon.cell("left", 1, burn, cpu_seconds=5.0).outcome == "ok"
+    response = daemon.cell("left", 2, "time.sleep(0.6); 7", cpu_seconds=0.3)
+    assert (response.outcome, response.value) == ("ok", "7")
+
+
 def test_each_cell_has_its_own_limit_of_cpu(daemon: Daemon) -> None:
     burn = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
     assert [daemon.cell("burn", n, burn, cpu_seconds=1.0).outcome for n in (1, 2)] == ["ok", "ok"]

@@ -144,8 +144,10 @@ class CellRun(RunningCall):
             super().stop(reason)
 
     def has_overspent(self) -> bool:
-        """Whether one of its processes has used more CPU than its limit."""
-        others = (watch.cpu_seconds(pid) for pid in watch.descendants(self.worker.process) if pid != self.notebook)
+        """Whether one of its processes has used more CPU than its limit; those that an earlier cell did not wait for
+        are dead."""
+        alive = (pid for pid in watch.descendants(self.worker.process) if not watch.is_dead(pid))
+        others = (watch.cpu_seconds(pid) for pid in alive if pid != self.notebook)
         return max([self.own_cpu() - self.own_cpu_before, *others]) > self.call.limits.cpu_seconds
 
     def on_read(self) -> None:

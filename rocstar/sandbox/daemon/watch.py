@@ -69,7 +69,8 @@ class Forks:
             self.loop.add_reader(self.listener, self.on_asked)
 
     def on_asked(self) -> None:
-        if not self.waiting.poll(0)[0][1] & select.POLLIN:  # all processes have ended
+        ready = self.waiting.poll(0)
+        if not ready or not ready[0][1] & select.POLLIN:  # a signal has ended the wait, or all processes have ended
             return
         if self.left <= 0:
             self.count()

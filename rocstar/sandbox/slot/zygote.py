@@ -17,8 +17,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
@@ -118,6 +119,7 @@ def load(preload: Sequence[str]) -> str:
     source = Path(__file__).with_name("_fork.c")  # a wheel has none
     if source.exists() and crc32(source.read_bytes()) != getattr(loop, "source", None):
         return f"the sandbox's loop in C was compiled from another version of {source.name}; install rocstar again"
+    repeat_interrupted_forks()
     for name in COMMON.split():
         importlib.import_module(name)
     for name in preload:
@@ -128,6 +130,20 @@ def load(preload: Sequence[str]) -> str:
     if sys.version_info >= (3, 14):
         fork_by_default()
     return ""
+
+
+def repeat_interrupted_forks() -> None:
+    """While the kernel asks the daemon (`daemon.watch.Forks`), a signal that Python handles ends a fork with EINTR. No
+    fork ends so elsewhere, so no program expects it. Threads, and subprocesses without a `preexec_fn`, are started with
+    all signals blocked."""
+    for module, name in ((os, "fork"), (importlib.import_module("_posixsubprocess"), "fork_exec")):
+        setattr(module, name, partial(until_started, getattr(module, name)))
+
+
+def until_started(start: Callable[..., int], *arguments: Any) -> int:
+    while True:
+        with suppress(InterruptedError):
+            return start(*arguments)
 
 
 def fork_by_default() -> None:
