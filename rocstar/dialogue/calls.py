@@ -165,7 +165,9 @@ def value_at(text: str, start: int | None = None) -> tuple[Any, int, str | None]
         value, end = (json.loads(text), len(text)) if start is None else _DECODER.raw_decode(text, start)
     except RecursionError:
         return None, len(text), TOO_DEEP
-    except ValueError as error:  # not only JSONDecodeError: an integer of thousands of digits ends here too
+    except json.JSONDecodeError as error:  # its place is told as that in the JSON, not in the text
+        return None, len(text), str(json.JSONDecodeError(error.msg, text[start or 0 :], error.pos - (start or 0)))
+    except ValueError as error:  # an integer of thousands of digits
         return None, len(text), str(error)
     return value, end, None
 
@@ -239,7 +241,9 @@ def _field(body: Any) -> str:
 
 FUNCTION, END = "<function=", "</function>"
 _FIRST, _INSIDE, _OUTER = (re.compile(each) for each in (f"{OPEN}|{FUNCTION}", f"{CLOSE}|{FUNCTION}", rf"\s*{CLOSE}"))
-_PARAMETER = re.compile(r"<\s*parameter\s*=\s*([^>]*)>(.*?)(?:<\s*/\s*parameter\s*>|(?=<\s*parameter\s*=))", re.DOTALL)
+_NEXT = r"<\s*parameter\s*="
+# Without `>` there is no name up to the end of the text, and no further one: then a match has no value.
+_PARAMETER = re.compile(rf"{_NEXT}\s*([^>]*+)(?:>(.*?)(?:<\s*/\s*parameter\s*>|(?={_NEXT}))|\Z)", re.DOTALL)
 
 
 def _as_parameters(arguments: Mapping[str, Any]) -> Iterator[Segment]:
@@ -269,7 +273,8 @@ def _function(text: str, first: re.Match[str]) -> Found:
     name, closes, rest = raw[len(FUNCTION) : -len(END)].partition(">")
     if not name.strip() or not closes or "<" in name:
         return Found(begin, outside, raw, complaint=f"no name between {FUNCTION} and >")
-    arguments = {each[1]: each[2].removeprefix("\n").removesuffix("\n") for each in _PARAMETER.finditer(rest)}
+    parameters = (each.groups() for each in _PARAMETER.finditer(rest))
+    arguments = {key: value.removeprefix("\n").removesuffix("\n") for key, value in parameters if value is not None}
     return Found(begin, outside, raw, {"name": name.strip(), "arguments": arguments})
 
 

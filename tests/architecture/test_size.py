@@ -22,7 +22,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cluster": (847, 8),
     "config": (2188, 11),
     "data": (4409, 24),
-    "dialogue": (1834, 11),
+    "dialogue": (1839, 11),
     "engines": (4471, 24),
     "errors": (53, 1),
     "evaluation": (3462, 21),
@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2968, 17),
     "rollout": (1830, 12),
     "run": (4632, 24),
-    "sandbox": (8715, 47),
+    "sandbox": (8722, 47),
     "serving": (759, 6),
     "support": (2103, 17),
     "tools": (957, 7),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_501, "tests/**/*.py": 51_374}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_501, "tests/**/*.py": 51_440}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

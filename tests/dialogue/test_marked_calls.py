@@ -132,6 +132,14 @@ def test_a_call_that_does_not_parse_says_why(name: str, text: str, found: str) -
     assert call.parse_error is not None and found in call.parse_error
 
 
+@pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1"])
+def test_where_a_call_is_no_json_is_told_as_a_place_in_the_call(name: str) -> None:
+    whole = text_of(SYNTAXES[name].render("python", {"code": "x"}))
+    text = whole[: whole.index('"x"')] + "x" + whole[whole.index('"x"') + 3 :]
+    said = [SYNTAXES[name].parse(before + text)[0].parse_error for before in ("", "I think.\nSo: ")]
+    assert said[0] is not None and "Expecting value: line 1 column" in said[0] and said[0] == said[1]
+
+
 @pytest.mark.parametrize("name", ["mistral", "list", "deepseek v3", "deepseek v3.1", "glm", "harmony"])
 def test_reading_takes_time_that_grows_with_the_text_alone(name: str) -> None:
     """20,000 of every piece that ends nothing: by the square this would take minutes."""

@@ -53,7 +53,9 @@ class Forks:
         """Processes and threads of the call, and how many may be started before the next count."""
         self.loop = asyncio.get_running_loop()
         self.timer: asyncio.TimerHandle | None = None
-        self.pause = PAUSE_SECONDS
+        self.pause, self.late = PAUSE_SECONDS, 0.0
+        """Seconds until it listens again, and how much later than that it listened: for so long the daemon did other
+        work, such as to count other slots."""
         self.waiting = select.poll()
         self.waiting.register(listener, select.POLLIN)
 
@@ -61,16 +63,18 @@ class Forks:
         """A call begins, with its first process."""
         self.most = self.left = most
         self.listen()
+        self.pause, self.late = PAUSE_SECONDS, 0.0
 
     def listen(self) -> None:
         if self.timer is not None:
+            self.late = max(0.0, self.loop.time() - self.timer.when())
             self.timer.cancel()
+            self.timer = None
         if self.listener >= 0:
             self.loop.add_reader(self.listener, self.on_asked)
 
     def on_asked(self) -> None:
-        ready = self.waiting.poll(0)
-        if not ready or not ready[0][1] & select.POLLIN:  # a signal has ended the wait, or all processes have ended
+        if not any(event & select.POLLIN for _, event in self.waiting.poll(0)):  # who asked has ended, or all have
             return
         if self.left <= 0:
             self.count()
@@ -87,7 +91,7 @@ class Forks:
     def count(self) -> None:
         started = time.monotonic()
         self.left = self.most - tasks(self.slot)
-        self.pause = max(PAUSE_SECONDS, (time.monotonic() - started) / COUNTING_SHARE)
+        self.pause = max(PAUSE_SECONDS, (time.monotonic() - started + self.late) / COUNTING_SHARE)
 
     def close(self) -> None:
         """From now on no process of the slot can start another."""

@@ -195,10 +195,13 @@ class Worker:
         self.number, self.slot, self.group, self.shortages = number, slot, group, shortages
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
-        lacking = () if group and "memory" in group.folders else ("no_memory_cgroup",)
+        sees = watch.can_see(self.process)
+        lacking = [] if group and "memory" in group.folders else ["no_memory_cgroup"]
+        if hello["attached"] and not sees:  # `Forks` could not count
+            lacking.append("no_process_limit")
         self.failed: tuple[str, ...] = (*lacking, *hello["failed"])
         """Properties that its walls should have and lack; not the process limit, if `watch` enforces it."""
-        self.watched = watch.RESOURCES.intersection(self.failed) if watch.can_see(self.process) else frozenset[str]()
+        self.watched = watch.RESOURCES.intersection(self.failed) if sees else frozenset[str]()
         """Resources that nothing else limits for a whole call, so that `watch` must check them."""
         self.failed = tuple(name for name in self.failed if name != "no_process_limit" or name not in self.watched)
         self.forks = watch.Forks(hello["attached"][0], self.process) if hello["attached"] else None
