@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2968, 17),
     "rollout": (1830, 12),
     "run": (4632, 24),
-    "sandbox": (8722, 47),
+    "sandbox": (8721, 47),
     "serving": (759, 6),
     "support": (2103, 17),
     "tools": (957, 7),

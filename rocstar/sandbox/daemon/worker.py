@@ -196,14 +196,13 @@ class Worker:
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
         sees = watch.can_see(self.process)
-        lacking = [] if group and "memory" in group.folders else ["no_memory_cgroup"]
+        lacking = [*([] if group and "memory" in group.folders else ["no_memory_cgroup"]), *hello["failed"]]
         if hello["attached"] and not sees:  # `Forks` could not count
             lacking.append("no_process_limit")
-        self.failed: tuple[str, ...] = (*lacking, *hello["failed"])
-        """Properties that its walls should have and lack; not the process limit, if `watch` enforces it."""
-        self.watched = watch.RESOURCES.intersection(self.failed) if sees else frozenset[str]()
+        self.watched = watch.RESOURCES.intersection(lacking) if sees else frozenset[str]()
         """Resources that nothing else limits for a whole call, so that `watch` must check them."""
-        self.failed = tuple(name for name in self.failed if name != "no_process_limit" or name not in self.watched)
+        self.failed = tuple(name for name in lacking if name != "no_process_limit" or not sees)
+        """Properties that its walls should have and lack; not the process limit, if `watch` enforces it."""
         self.forks = watch.Forks(hello["attached"][0], self.process) if hello["attached"] else None
         self.loop = asyncio.get_running_loop()
         self.on_ended: Callable[[Ended | None], None] | None = None
