@@ -227,7 +227,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     keep_descriptors(fd)
     connection = socket.socket(fileno=CHANNEL)
     try:
-        walls = plans.start(plan, command["spawn"], workdir)
+        walls = plans.start(plan, workdir)
     except OSError as error:
         send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise
