@@ -27,6 +27,7 @@ WORKDIRS = "rocstar-sandbox-"
 # Ctrl-C reaches all processes of a terminal, also those that are starting; ours ignore it and wait until we end them.
 # SIGINT is blocked until they have set that.
 BOOT = (
+    "HOME": "/tmp",
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); import sys; sys.path.insert(0, {root!r}); "
     "import rocstar.sandbox; del sys.path[0]; sys.path += {packages!r}; from {module} import main; main()"

@@ -35,7 +35,6 @@ LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 MAX_COMMAND_BYTES = 4096
 MAX_SWEEPS = 100  # each kills the visible processes; the next kills their orphans
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # a later try may succeed
-HOME = "/tmp"
 LOOP = "rocstar.sandbox.slot._fork"
 # Modules that programs import most, besides those that Python always loads.
 COMMON = (
@@ -70,7 +69,6 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     os.setsid()
     for name in ("LD_BIND_NOW", "PYTHONHASHSEED"):
         os.environ.pop(name, None)  # for our processes, not for those that programs start
-    os.environ["HOME"] = HOME
     del sys.argv[1:]
     with program.own_streams():
         problem = load(settings["preload"])
@@ -88,8 +86,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     slot = Zygote(commands, settings["workdirs"]).serve()
     if slot is not None:
         connection, walls = slot
-        if walls.inside.home:
-            os.environ["HOME"] = os.environ["TMPDIR"] = walls.inside.home
+        os.environ["HOME"] = os.environ["TMPDIR"] = walls.workdir
         run_payload(loop.serve(connection, walls), Base(memory, walls.inside, seeder))
 
 

@@ -58,8 +58,6 @@ class Inside(NamedTuple):
     """The slot's user has no other processes than the slot and its program's."""
     private_processes: bool
     """The slot has its own pid namespace."""
-    home: str = ""
-    """The working directory if it is not /tmp, else empty."""
     confine_signals: Callable[[], None] | None = None
     """Keeps a program from signalling processes of others if no pid namespace does. To be called in the forked child.
     Raises OSError."""
@@ -180,7 +178,7 @@ def start_inside(plan: Plan, user: int) -> Walls:
     if plan.namespaces & linux.CLONE_NEWUSER:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
-    inside = Inside(plan.needs_root, True, "" if workdir == rootfs.WORKDIR else workdir)
+    inside = Inside(plan.needs_root, True)
     # There is nothing to remove at the end: the mounts go with their namespace.
     walls = fork_slot(partial(rootfs.renew_workdir, workdir), lambda: None, workdir, inside)
     socket.sethostname("sandbox")
@@ -202,7 +200,7 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
         raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
     folder = WorkFolder(workdir, user if is_apart else None)
     folder.make()
-    inside = Inside(is_apart, False, folder.run)
+    inside = Inside(is_apart, False)
     walls = fork_slot(folder.renew, folder.remove, folder.run, inside)
     linux.become_subreaper()
     walls = walls._replace(children=open_children(), may_count=is_apart or plan is CONFINED)
