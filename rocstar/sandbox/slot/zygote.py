@@ -66,7 +66,6 @@ def main() -> None:
 
 def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     linux.die_with_parent(signal.SIGKILL)
-    os.setsid()
     for name in ("LD_BIND_NOW", "PYTHONHASHSEED"):
         os.environ.pop(name, None)  # for our processes, not for those that programs start
     del sys.argv[1:]
@@ -175,7 +174,6 @@ class Zygote:
     def serve(self) -> Slot | None:
         """Carry out commands; None when the daemon has closed. Returns the slot in a forked slot."""
         linux.become_subreaper()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles a terminal's Ctrl-C
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no reaping; the daemon sees their slots' channels
         children = plans.open_children()
         while True:
