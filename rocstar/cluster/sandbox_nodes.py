@@ -6,7 +6,6 @@ Calls do not pass through Ray: `SandboxClient.connect(nodes.addresses, token=nod
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import signal
@@ -23,8 +22,9 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import PlaceRequest, at, end_with_ray, sentence
+from rocstar.cluster.places import PlaceRequest, at, end_with_ray, own_address, sentence
 from rocstar.sandbox.call import SandboxDown
+from rocstar.sandbox.walls import linux
 
 SLOTS_PER_CORE = 4  # a service reserves one core per this many slots
 START_SECONDS = 300.0  # Ray may have to start machines first
@@ -35,7 +35,7 @@ class NodeActor:
 
     def __init__(self, token: str, options: Sequence[str]) -> None:
         end_with_ray()
-        self._host: str = ray.util.get_node_ip_address()
+        self._host = own_address()
         with socket.create_server((self._host, 0)) as free:
             self._port = free.getsockname()[1]
         serve = [sys.executable, "-m", "rocstar", "sandbox", "serve", f"--host={self._host}", f"--port={self._port}"]
@@ -51,8 +51,8 @@ class NodeActor:
 
     def _keep(self) -> None:
         while True:
-            end_with_parent = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-            subprocess.run(self._command, env=self._environment, preexec_fn=end_with_parent)
+            end_with_us = partial(linux.die_with_parent, signal.SIGTERM)
+            subprocess.run(self._command, env=self._environment, preexec_fn=end_with_us)
             time.sleep(1.0)  # between tries of a service that cannot start
 
 
