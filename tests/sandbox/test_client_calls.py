@@ -249,13 +249,12 @@ def test_several_daemons_are_told_as_one() -> None:
         SandboxClient(daemons=0).info()
 
 
-@pytest.mark.parametrize("address", ["unix:/no/such/socket", "http://127.0.0.1:9"])
-def test_an_address_where_nobody_is_is_told(address: str) -> None:
-    with pytest.raises(SandboxDown, match=r"refused|No such file"):
-        SandboxClient.connect([address])
+def test_an_address_where_nobody_is_is_told() -> None:
+    with pytest.raises(SandboxDown, match="refused"):
+        SandboxClient.connect(["http://127.0.0.1:9"])
 
 
-@pytest.mark.parametrize("address", ["ftp://x", "x", "http://", "http://h:port", "http://h/path", "https://h"])
+@pytest.mark.parametrize("address", ["ftp://x", "x", "unix:/x", "http://", "http://h:port", "http://h/path", "https://h"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(SandboxDown, match="is no address of a sandbox"):
         SandboxClient.connect([address])

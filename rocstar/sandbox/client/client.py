@@ -96,8 +96,8 @@ class SandboxClient:
         min_isolation: str = Isolation.L3,
         silent_seconds: float = SILENT_SECONDS,
     ) -> Self:
-        """Use daemons at `http://host:port` or `unix:/path`, and wait for the hello of each. Raises SandboxDown, also
-        if one offers less isolation."""
+        """Use services at `http://host:port`, and wait for the hello of each. Raises SandboxDown, also if one offers
+        less isolation."""
         client = cls(daemons=0, silent_seconds=silent_seconds)
         for address in addresses:
             client._use(place_of(address, token, Isolation(min_isolation)))
