@@ -254,7 +254,9 @@ def test_an_address_where_nobody_is_is_told() -> None:
         SandboxClient.connect(["http://127.0.0.1:9"])
 
 
-@pytest.mark.parametrize("address", ["ftp://x", "x", "unix:/x", "http://", "http://h:port", "http://h/path", "https://h"])
+@pytest.mark.parametrize(
+    "address", ["ftp://x", "x", "unix:/x", "http://", "http://h:port", "http://h/path", "https://h"]
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(SandboxDown, match="is no address of a sandbox"):
         SandboxClient.connect([address])
