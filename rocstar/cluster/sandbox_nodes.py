@@ -6,6 +6,7 @@ Calls do not pass through Ray: `SandboxClient.connect(nodes.addresses, token=nod
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import signal
@@ -22,9 +23,8 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import PlaceRequest, at, end_with_ray, own_address, sentence
+from rocstar.cluster.places import START_SECONDS, PlaceRequest, at, end_with_ray, own_address, sentence
 from rocstar.sandbox.call import SandboxDown
-from rocstar.sandbox.walls import linux
 
 SLOTS_PER_CORE = 4  # a service reserves one core per this many slots
 START_SECONDS = 300.0  # Ray may have to start machines first
@@ -51,8 +51,8 @@ class NodeActor:
 
     def _keep(self) -> None:
         while True:
-            end_with_us = partial(linux.die_with_parent, signal.SIGTERM)
-            subprocess.run(self._command, env=self._environment, preexec_fn=end_with_us)
+            end_with_parent = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+            subprocess.run(self._command, env=self._environment, preexec_fn=end_with_parent)
             time.sleep(1.0)  # between tries of a service that cannot start
 
 
