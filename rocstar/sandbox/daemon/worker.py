@@ -78,7 +78,7 @@ class Pipes:
     """The daemon's ends of the pipes of one process: stdout, stderr, and control, which carries its payload and its
     report. Registered with the event loop only by `watch`, or while payload waits to be sent."""
 
-    __slots__ = ("control", "err", "loop", "most", "out", "room", "theirs", "unsent", "watched")
+    __slots__ = ("control", "err", "loop", "most", "out", "room", "theirs", "unsent")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cap: int, most: int) -> None:
         """cap: bytes of output to keep. most: bytes of a report. Raises OSError, with all descriptors closed."""
@@ -96,7 +96,6 @@ class Pipes:
         self.control = Stream(fds[4], [LENGTH.size + most])
         self.theirs = [fds[1], fds[3], fds[5]]
         self.unsent = memoryview(b"")
-        self.watched: set[int] = set()
 
     def hand_over(self, slot: socket.socket, payload: bytes) -> None:
         """Have the slot start a process on the other ends, with this payload in control. Raises OSError."""
@@ -129,7 +128,6 @@ class Pipes:
     def watch(self, stream: Stream, on_read: Callable[[], None]) -> None:
         """Read the stream while the process runs."""
         self.loop.add_reader(stream.fd, self._on_readable, stream, on_read)
-        self.watched.add(stream.fd)
 
     def _on_readable(self, stream: Stream, on_read: Callable[[], None]) -> None:
         if stream.read() == 0:
@@ -138,9 +136,8 @@ class Pipes:
 
     def unwatch(self) -> None:
         """Stop reading all streams."""
-        for fd in self.watched:
-            self.loop.remove_reader(fd)
-        self.watched.clear()
+        for stream in (self.out, self.err, self.control):
+            self.loop.remove_reader(stream.fd)
 
     def has_report(self) -> bool:
         """Whether the report is complete, or too long to be accepted."""
