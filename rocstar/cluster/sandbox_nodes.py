@@ -27,7 +27,6 @@ from rocstar.cluster.places import START_SECONDS, PlaceRequest, at, end_with_ray
 from rocstar.sandbox.call import SandboxDown
 
 SLOTS_PER_CORE = 4  # a service reserves one core per this many slots
-START_SECONDS = 300.0  # Ray may have to start machines first
 
 
 class NodeActor:

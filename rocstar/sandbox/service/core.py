@@ -140,6 +140,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class BadRequest(Exception):
     """A request that cannot be served: one sentence for a person, and its HTTP status."""
 

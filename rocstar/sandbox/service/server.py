@@ -99,11 +99,6 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def listen(settings: Settings) -> socket.socket:
     """Raises OSError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

@@ -31,7 +31,6 @@ from rocstar.sandbox.walls.folders import FILE_BYTES
 from rocstar.sandbox.walls.plans import Walls
 
 CHANNEL = 3  # descriptor of a slot's connection to the daemon
-LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 MAX_COMMAND_BYTES = 4096
 MAX_SWEEPS = 100  # each kills the visible processes; the next kills their orphans
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # a later try may succeed
@@ -241,7 +240,7 @@ def keep_descriptors(connection: int) -> None:
     null = os.open("/dev/null", os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
-    os.closerange(CHANNEL + 1, LAST_DESCRIPTOR)
+    os.closerange(CHANNEL + 1, plans.LAST_DESCRIPTOR)
 
 
 def send_hello(connection: socket.socket, problem: str = "", *, busy: bool = False, walls: Walls | None = None) -> None:
