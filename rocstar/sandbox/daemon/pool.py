@@ -149,26 +149,25 @@ class Pool:
             self.command({"lost": number})
             return None, str(hello["problem"])
         self.zygotes = 0
-        group = self.group_of(number, hello["slot"]) if hello["may_count"] else None
+        group = self.group_of(number, hello["slot"]) if hello["may_count"] else ControlGroup()
         worker = self.workers[number] = Worker(number, ours, hello, group, self.pools.shortages)
         settings = self.pools.settings
         worker.fair_share = min(1.0, container.cpus() / (settings.slots * settings.daemons))
         worker.disk = "" if plan.level >= Isolation.L3 else os.path.dirname(self.pools.workdirs)
         if self.zygote and self.arena and plan.namespaces:
             worker.origin = Lineage(self.zygote.pid, *self.arena)
-        worker.out_of_memory()  # so that kills in the previous slot of this group do not count for the next call
+        worker.group.killed()  # so that kills in the previous slot of this group do not count for the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
         self.walls_failed = worker.failed
         return worker, ""
 
-    def group_of(self, number: int, slot: int) -> ControlGroup | None:
-        """Put a new slot into a control group and return the group; None if there are no groups."""
+    def group_of(self, number: int, slot: int) -> ControlGroup:
+        """Put a new slot into a control group and return the group."""
         with suppress(OSError):
             group = self.pools.groups.open(f"{self.name}-{number}")
-            if group is not None:
-                group.join(slot)
+            group.join(slot)
             return group
-        return None
+        return ControlGroup()
 
     def lost(self, worker: Worker) -> None:
         """The worker's slot has ended. Another is started when a call needs it."""

@@ -185,7 +185,7 @@ class Worker:
         number: int,
         slot: socket.socket,
         hello: Mapping[str, Any],
-        group: ControlGroup | None,
+        group: ControlGroup,
         shortages: Shortages,
     ) -> None:
         """hello: the slot's first message. group: counts the memory of whole calls."""
@@ -193,7 +193,7 @@ class Worker:
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
         sees = watch.can_see(self.process)
-        lacking = [*([] if group and "memory" in group.folders else ["no_memory_cgroup"]), *hello["failed"]]
+        lacking = [*([] if "memory" in group.folders else ["no_memory_cgroup"]), *hello["failed"]]
         if hello["attached"] and not sees:  # `Forks` could not count
             lacking.append("no_process_limit")
         self.watched = watch.RESOURCES.intersection(lacking) if sees else frozenset[str]()
@@ -229,8 +229,7 @@ class Worker:
         self.limits = limits
         if self.forks is not None:
             self.forks.begin(limits.processes)
-        if self.group is not None:
-            self.group.limit(limits.memory_bytes + HEADROOM_BYTES)
+        self.group.limit(limits.memory_bytes + HEADROOM_BYTES)
 
     def start(self, pipes: Pipes, payload: bytes, on_ended: Callable[[Ended | None], None]) -> None:
         """Run one process. Raises OSError if the slot does not accept the command."""
@@ -262,14 +261,9 @@ class Worker:
         if on_ended is not None:
             on_ended(None)
 
-    def out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of the group because memory ran out, since the last call of this."""
-        return self.group is not None and self.group.killed()
-
     def blamed(self, response: Response, begun: float) -> str:
         """As `Shortages.blamed`, for a program that ran here."""
-        lost = self.group is None or self.group.lost
-        return self.shortages.blamed(response, begun, self.disk, lost=lost)
+        return self.shortages.blamed(response, begun, self.disk, lost=self.group.lost)
 
     def stop(self) -> None:
         """End the running program; the slot answers as usual."""
@@ -396,7 +390,7 @@ class RunningCall:
     def seen(self, reason: str, run_seconds: float, cpu_seconds: float, peak_memory_bytes: int) -> Seen:
         """All observations, the last output included. reason: why the daemon ended it."""
         (out, dropped_out), (err, dropped_err) = self.pipes.out.drain(), self.pipes.err.drain()
-        out_of_memory = self.worker.out_of_memory()  # always read, or it would count for the slot's next call
+        out_of_memory = self.worker.group.killed()  # always read, or it would count for the slot's next call
         if out_of_memory and reason not in ("output", "cancelled"):
             reason = "memory"
         if not reason and dropped_out + dropped_err:
