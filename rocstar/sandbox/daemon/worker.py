@@ -261,9 +261,9 @@ class Worker:
         if on_ended is not None:
             on_ended(None)
 
-    def blamed(self, response: Response, begun: float) -> str:
+    def blamed(self, response: Response, before: tuple[int, int]) -> str:
         """As `Shortages.blamed`, for a program that ran here."""
-        return self.shortages.blamed(response, begun, self.disk, lost=self.group.lost)
+        return self.shortages.blamed(response, before, self.disk, lost=self.group.lost)
 
     def stop(self) -> None:
         """End the running program; the slot answers as usual."""
@@ -311,7 +311,7 @@ class RunningCall:
 
     def begin(self, pipes: Pipes) -> None:
         """Start the clock."""
-        self.pipes, self.begun = pipes, time.monotonic()
+        self.pipes, self.begun, self.counts = pipes, time.monotonic(), self.worker.shortages.counts
         self.worker.on_exceeded = self.stop
         self.wake_after(min(LISTEN_SECONDS, self.call.limits.wall_seconds))
 
@@ -383,7 +383,7 @@ class RunningCall:
         if not self.answered:
             self.answered, self.worker.on_exceeded = True, None
             self.timer.cancel()
-            if response is not None and (shortage := self.worker.blamed(response, self.begun)):
+            if response is not None and (shortage := self.worker.blamed(response, self.counts)):
                 response = structs.replace(fault(self.call.id, shortage), state_lost=response.state_lost)
             self.done(response)
 
