@@ -34,7 +34,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2968, 17),
     "rollout": (1830, 12),
     "run": (4632, 24),
-    "sandbox": (8652, 47),
+    "sandbox": (8643, 47),
     "serving": (759, 6),
     "support": (2100, 17),
     "tools": (957, 7),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (622, 1),
     "view": (1904, 9),
 }
-CLASSES, FUNCTIONS = 566, 4140
+CLASSES, FUNCTIONS = 566, 4139
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 51_440}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 51_446}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
