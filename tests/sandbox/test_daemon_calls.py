@@ -430,6 +430,6 @@ def test_as_many_programs_run_at_once_as_there_are_slots_however_many_and_no_two
     with Daemon(slots=most) as daemon:
         for _ in range(most):
             daemon.submit("import time; time.sleep(3600)", wall_seconds=3600.0)
-        assert eventually(lambda: daemon.usage().running == most)
+        assert eventually(lambda: daemon.usage().running == most, 300.0)
         users = {process.uids().real for process in daemon.slots()}
         assert len(users) == (most if os.geteuid() == 0 else 1)
