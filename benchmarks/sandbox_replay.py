@@ -247,7 +247,7 @@ def main() -> None:
     chosen = list(traces(data_folder("traces")))[:: options.every]
     with SandboxClient.start(slots=options.slots, preload=PRELOAD) as client:
         level = client.info().isolation
-        with spent(lambda: client.cpu_seconds() + time.process_time()) as seconds:
+        with spent(lambda: client.usage().cpu_seconds + time.process_time()) as seconds:
             runs = asyncio.run(replay(client, chosen))
     found = figures(runs, seconds.cpu, seconds.wall)
     print_figures(found)

@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.places import PlaceRequest, at, end_with_ray, sentence
+from rocstar.cluster.places import START_SECONDS, PlaceRequest, at, end_with_ray, own_address, sentence
 from rocstar.sandbox.call import SandboxDown
 
 SLOTS_PER_CORE = 4  # a service reserves one core per this many slots
-START_SECONDS = 300.0  # Ray may have to start machines first
 
 
 class NodeActor:
@@ -35,7 +34,7 @@ class NodeActor:
 
     def __init__(self, token: str, options: Sequence[str]) -> None:
         end_with_ray()
-        self._host: str = ray.util.get_node_ip_address()
+        self._host = own_address()
         with socket.create_server((self._host, 0)) as free:
             self._port = free.getsockname()[1]
         serve = [sys.executable, "-m", "rocstar", "sandbox", "serve", f"--host={self._host}", f"--port={self._port}"]

@@ -12,7 +12,7 @@ from rocstar.config.values import Count, Place, Section, Word
 
 
 def _sandbox_url(url: str) -> str:
-    if not re.fullmatch(r"http://[^\s/?#@]+/?|unix:/\S+", url):
+    if not re.fullmatch(r"http://[^\s/?#@]+/?", url):
         raise ValueError(f"{url!r} is no address of a sandbox; write http://host:port")
     return url
 

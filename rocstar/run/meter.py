@@ -37,7 +37,7 @@ class Meter:
 
     def take(self) -> dict[str, float]:
         """`cpu/<phase>` seconds since the last call, `cpu/sandbox` among them, and `seconds/<phase>` of wall time."""
-        now = self._sandbox.cpu_seconds()
+        now = self._sandbox.usage().cpu_seconds
         self._seconds["sandbox"] += now - self._before
         self._before = now
         taken = {CPU + name: round(seconds, 4) for name, seconds in self._seconds.items()}

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,14 +22,12 @@ WORKDIRS = "rocstar-sandbox-"
 """Prefix of folders of working directories; the folders of dead daemons are found by it."""
 # The new process must import this same package, without its folder staying ahead of the standard library on sys.path,
 # and find a user's own packages and those of PYTHONPATH, which a clean environment does not name.
-# Ctrl-C reaches all processes of a terminal, also those that are starting; ours ignore it and wait until we end them.
-# SIGINT is blocked until they have set that.
 BOOT = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); import sys; sys.path.insert(0, {root!r}); "
-    "import rocstar.sandbox; del sys.path[0]; sys.path += {packages!r}; from {module} import main; main()"
+    "import sys; sys.path.insert(0, {root!r}); import rocstar.sandbox; del sys.path[0]; sys.path += {packages!r}; "
+    "from {module} import main; main()"
 )
 ENVIRONMENT = {
+    "HOME": "/tmp",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",  # sets of strings keep their order from run to run, so that a rollout can be repeated
@@ -54,7 +50,7 @@ def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.s
     this kind. Returns our end, non-blocking, and the process. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     code = BOOT.format(root=ROOT, module=module, packages=package_folders())
-    with theirs, _without_ctrl_c():
+    with theirs:
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-s", "-c", code, json.dumps({**settings, "fd": theirs.fileno()})],
@@ -63,19 +59,10 @@ def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.s
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",
+                start_new_session=True,  # Ctrl-C in our terminal is for us: we end it then
             )
         except OSError:
             ours.close()
             raise
     ours.setblocking(False)
     return ours, process
-
-
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """A process started in this context begins with SIGINT blocked; a SIGINT for us is delivered after the context."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

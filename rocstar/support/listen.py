@@ -23,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rocstar.errors import ConfigError, DataError
 from rocstar.sandbox.container import open_files
 from rocstar.sandbox.service.core import is_loopback as is_loopback
+from rocstar.sandbox.service.core import url_of as url_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -38,10 +39,6 @@ def listener(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0") from None
-
-
-def url_of(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Bounded(H11Protocol):

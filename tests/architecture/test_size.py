@@ -19,7 +19,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "analysis": (1784, 10),
     "answers": (3501, 18),
     "cli": (3336, 23),
-    "cluster": (847, 8),
+    "cluster": (846, 8),
     "config": (2188, 11),
     "data": (4409, 24),
     "dialogue": (1839, 11),
@@ -34,20 +34,20 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "record": (2968, 17),
     "rollout": (1830, 12),
     "run": (4632, 24),
-    "sandbox": (8721, 47),
+    "sandbox": (8643, 47),
     "serving": (759, 6),
-    "support": (2103, 17),
+    "support": (2100, 17),
     "tools": (957, 7),
     "train": (209, 1),
     "types": (622, 1),
     "view": (1904, 9),
 }
-CLASSES, FUNCTIONS = 566, 4146
+CLASSES, FUNCTIONS = 566, 4139
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 51_440}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 51_446}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -11,10 +11,10 @@ from rocstar.run.meter import Meter
 
 
 class Sandbox:
-    used = 0.0
+    cpu_seconds = 0.0
 
-    def cpu_seconds(self) -> float:
-        return self.used
+    def usage(self) -> Sandbox:
+        return self
 
 
 def burn(seconds: float) -> None:
@@ -33,9 +33,9 @@ def test_each_phase_gets_what_was_spent_inside_it_also_where_it_fails_and_accoun
     with pytest.raises(ValueError, match="failed"), meter.phase("a"):
         burn(0.02)
         raise ValueError("failed")
-    sandbox.used = 1.5
+    sandbox.cpu_seconds = 1.5
     taken = meter.take()
     assert taken["cpu/a"] >= 0.04 > taken["cpu/b"]
     assert taken["cpu/sandbox"] == 1.5
-    sandbox.used = 1.75
+    sandbox.cpu_seconds = 1.75
     assert meter.take() == {"cpu/sandbox": 0.25}

@@ -1,12 +1,13 @@
-"""A daemon that runs nothing: it speaks frames and does what the code of a call says. A thread on a Unix socket."""
+"""A daemon that runs nothing: it speaks frames and does what the code of a call says. Threads behind a WebSocket."""
 
 from __future__ import annotations
 
 import socket
-import tempfile
 import threading
 from collections import Counter
 from contextlib import suppress
+
+from websockets.sync.server import ServerConnection, serve
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, DaemonInfo, Isolation, Outcome, ProgramOutcome, Response, ServiceOutcome, Usage
@@ -29,18 +30,13 @@ class ScriptedDaemon:
         """While it is clear, `wait` is not answered."""
         self._seen: Counter[str] = Counter()
         self._links: list[socket.socket] = []
-        self._folder = tempfile.TemporaryDirectory()
-        self._server, path = socket.socket(socket.AF_UNIX), f"{self._folder.name}/socket"
-        self.address = f"unix:{path}"
-        self._server.bind(path)
-        self._server.listen()
-        threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
+        self._server = serve(self._serve, "127.0.0.1", 0, compression=None, ping_interval=None)
+        self.address = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
         """As if it had been killed."""
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        self._server.shutdown()
         self.drop()
 
     def drop(self) -> None:
@@ -57,27 +53,21 @@ class ScriptedDaemon:
     def __exit__(self, *error: object) -> None:
         self.hold.set()
         self.close()
-        self._folder.cleanup()
 
-    def _accept(self, server: socket.socket) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = server.accept()
-                self._links.append(connection)
-                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: ServerConnection) -> None:
         """One connection, until it ends."""
-        with connection, suppress(OSError):
-            connection.sendall(wire.pack(FrameKind.HELLO, 0, wire.encode(self.info)))
-            reader = FrameReader()
-            while data := connection.recv(2**16):
-                for frame in reader.feed(data):
-                    self.frames.append(frame)
-                    reply = self._reply(frame)
-                    if reply is None:
-                        return
-                    connection.sendall(reply)
+        self._links.append(connection.socket)
+        connection.send(wire.pack(FrameKind.HELLO, 0, wire.encode(self.info)))
+        reader = FrameReader()
+        for data in connection:
+            assert isinstance(data, bytes)
+            for frame in reader.feed(data):
+                self.frames.append(frame)
+                reply = self._reply(frame)
+                if reply is None:
+                    connection.socket.shutdown(socket.SHUT_RDWR)
+                    return
+                connection.send(reply)
 
     def _reply(self, frame: Frame) -> bytes | None:
         if frame.kind is FrameKind.PING:

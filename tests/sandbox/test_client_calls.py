@@ -249,13 +249,14 @@ def test_several_daemons_are_told_as_one() -> None:
         SandboxClient(daemons=0).info()
 
 
-@pytest.mark.parametrize("address", ["unix:/no/such/socket", "http://127.0.0.1:9"])
-def test_an_address_where_nobody_is_is_told(address: str) -> None:
-    with pytest.raises(SandboxDown, match=r"refused|No such file"):
-        SandboxClient.connect([address])
+def test_an_address_where_nobody_is_is_told() -> None:
+    with pytest.raises(SandboxDown, match="refused"):
+        SandboxClient.connect(["http://127.0.0.1:9"])
 
 
-@pytest.mark.parametrize("address", ["ftp://x", "x", "http://", "http://h:port", "http://h/path", "https://h"])
+@pytest.mark.parametrize(
+    "address", ["ftp://x", "x", "unix:/x", "http://", "http://h:port", "http://h/path", "https://h"]
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(SandboxDown, match="is no address of a sandbox"):
         SandboxClient.connect([address])
@@ -309,7 +310,7 @@ async def test_a_busy_child_that_says_nothing_for_longer_is_left_alone() -> None
         first = process(client).pid
         response = await run(client, "import time; time.sleep(1.5)")
         assert response.attempt == 1 and process(client).pid == first
-        assert client.usage().cpu_seconds == client.cpu_seconds() > 0
+        assert client.usage().cpu_seconds > 0
 
 
 async def test_closing_ends_the_daemon_and_all_below_it() -> None:

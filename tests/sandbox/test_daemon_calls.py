@@ -421,3 +421,15 @@ def test_what_a_program_forked_ends_with_the_daemon_that_is_closed_without_names
         assert eventually(lambda: len(daemon.below()) >= 12)
         family = daemon.below()
     assert eventually(lambda: all(map(ended, family)))
+
+
+@pytest.mark.slow
+def test_as_many_programs_run_at_once_as_there_are_slots_however_many_and_no_two_share_a_user() -> None:
+    """The 257th slot of a tier ended the daemon."""
+    most = 258
+    with Daemon(slots=most) as daemon:
+        for _ in range(most):
+            daemon.submit("import time; time.sleep(3600)", wall_seconds=3600.0)
+        assert eventually(lambda: daemon.usage().running == most, 300.0)
+        users = {process.uids().real for process in daemon.slots()}
+        assert len(users) == (most if os.geteuid() == 0 else 1)

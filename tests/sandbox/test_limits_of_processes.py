@@ -12,6 +12,7 @@ from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.shortage import Shortages
 from rocstar.sandbox.daemon.watch import Forks
 from rocstar.sandbox.daemon.worker import Worker
+from rocstar.sandbox.walls.cgroups import ControlGroup
 
 
 async def test_a_question_whose_process_has_ended_needs_no_answer() -> None:
@@ -49,7 +50,7 @@ async def test_a_slot_whose_processes_cannot_be_counted_has_no_process_limit(mon
     with theirs:
         listener = os.dup(theirs.fileno())
         hello: Any = {"slot": os.getpid(), "keeper": os.getpid(), "failed": [], "attached": [listener]}
-        worker = Worker(0, ours, hello, None, Shortages())
+        worker = Worker(0, ours, hello, ControlGroup(), Shortages())
         assert worker.failed == ("no_memory_cgroup", "no_process_limit")
         assert isinstance(worker.forks, Forks)
         worker.forks.close()

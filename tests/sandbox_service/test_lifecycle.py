@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from rocstar.sandbox.call import Call, ProgramOutcome, Response, SandboxDown, ServiceOutcome, failed
-from rocstar.sandbox.service.app import Application, Metrics
+from rocstar.sandbox.service.app import Application
 from rocstar.sandbox.service.core import Hold, HttpRequest, Service
 from rocstar.sandbox.settings import Settings
 from tests.sandbox.driver import eventually
@@ -79,8 +79,8 @@ def test_nothing_of_the_trainer_is_loaded_and_the_web_server_after_the_daemons_a
     assert said.stdout.strip() == "[]"
 
 
-def service_over(client: Any, seen: list[Response] | None = None) -> Service:
-    return Service(Settings(), cast(Any, client), (seen if seen is not None else []).append)
+def service_over(client: Any) -> Service:
+    return Service(Settings(), cast(Any, client))
 
 
 def call(number: int, patience_seconds: float = 60.0) -> Call:
@@ -124,7 +124,9 @@ async def test_whatever_fails_there_is_exactly_one_response(error: Exception) ->
             raise error
 
     seen: list[Response] = []
-    response = await service_over(Broken(), seen).run(call(1))
+    service = service_over(Broken())
+    service.ended = seen.append
+    response = await service.run(call(1))
     assert (response.id, response.outcome, seen) == ("1", ServiceOutcome.INTERNAL, [response])
 
 
@@ -135,5 +137,5 @@ async def test_a_clock_that_is_set_back_does_not_change_how_long_a_service_is_up
     client.nodes, service = [], service_over(client)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     asked = HttpRequest(service, b"", Hold(service.budget))
-    reply = await Application(Settings(), service, Metrics()).status(asked)
+    reply = await Application(service).status(asked)
     assert 0 <= json.loads(bytes(reply.body))["uptime_seconds"] < 3600

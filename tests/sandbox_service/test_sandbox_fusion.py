@@ -89,7 +89,7 @@ def test_what_is_not_served_is_422_with_a_detail(http: Http, fields: dict[str, A
 
 def test_when_we_cannot_run_it_verl_is_asked_to_come_again() -> None:
     """The longest wait is verl's own, of seconds: nobody is waited for here."""
-    service: Any = Service(Settings(), cast(Any, ScriptedClient()), lambda response: None)
+    service: Any = Service(Settings(), cast(Any, ScriptedClient()))
     overloaded = Response(id="", outcome=ServiceOutcome.OVERLOADED, message="busy")
     reply = sandbox_fusion.answer(service, overloaded, overloaded.outcome, {"run_result": {}}, {})
     said = json.loads(reply.body)

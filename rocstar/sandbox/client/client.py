@@ -96,8 +96,8 @@ class SandboxClient:
         min_isolation: str = Isolation.L3,
         silent_seconds: float = SILENT_SECONDS,
     ) -> Self:
-        """Use daemons at `http://host:port` or `unix:/path`, and wait for the hello of each. Raises SandboxDown, also
-        if one offers less isolation."""
+        """Use services at `http://host:port`, and wait for the hello of each. Raises SandboxDown, also if one offers
+        less isolation."""
         client = cls(daemons=0, silent_seconds=silent_seconds)
         for address in addresses:
             client._use(place_of(address, token, Isolation(min_isolation)))
@@ -151,18 +151,15 @@ class SandboxClient:
         )
 
     def usage(self) -> Usage:
-        """The load of all daemons together as last reported, and calls that wait here for a daemon."""
+        """The load of all daemons together as last reported, programs of other clients included, and calls that wait
+        here for a daemon."""
         usages = [node.usage for node in self.nodes if node.up]
         return Usage(
-            cpu_seconds=self.cpu_seconds(),
+            cpu_seconds=sum(node.cpu_seconds for node in self.nodes),
             waiting=len(self._dispatch.waiting) + sum(usage.waiting for usage in usages),
             running=sum(usage.running for usage in usages),
             sessions=sum(usage.sessions for usage in usages),
         )
-
-    def cpu_seconds(self) -> float:
-        """CPU of the daemons, slots and programs so far, seconds; other clients' programs included."""
-        return sum(node.cpu_seconds for node in self.nodes)
 
     async def run(self, call: Call, *, waits: bool = True, again: bool = True) -> Response:
         """Run one program or cell. Cancelling the awaiting task ends the program. waits: the call waits if all daemons

@@ -1,7 +1,7 @@
 """The client's side of one daemon: connects, reads, writes, watches and ends it. `dispatch` decides what to send.
 
 Plain sockets and the loop's readers and writers, not asyncio streams: a connection outlives the event loop that uses
-it, and is created without one. Three kinds: a child process of ours, a Unix socket, a WebSocket.
+it, and is created without one. Two kinds: a child process of ours, and a WebSocket.
 """
 
 from __future__ import annotations
@@ -131,30 +131,27 @@ def child(settings: DaemonSettings) -> Place:
 
 
 def place_of(address: str, token: Token, least: Isolation) -> Place:
-    """The place at `unix:/path` or `http://host:port`; the host's name is resolved once, here. Raises SandboxDown for
-    another form, and for an unknown name."""
-    if (parts := parts_of(address)) is None:
-        path = address.removeprefix("unix:")
-        return Place(address, partial(_connect, socket.AF_UNIX, path, Connection), least=least)
+    """The place at `http://host:port`; the host's name is resolved once, here. Raises SandboxDown for another form, and
+    for an unknown name."""
     from websockets.uri import parse_uri  # first, because websockets may not be installed
+
+    parts = parts_of(address)
 
     try:
         family, _, _, _, found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise SandboxDown(f"{address!r} is no address of a sandbox ({error})") from error
-    make = partial(WebSocketConnection, uri=parse_uri(f"ws://{parts.netloc}/v1/frames"), token=token)
-    return Place(address, partial(_connect, family, found, make), least=least)
+    uri = parse_uri(f"ws://{parts.netloc}/v1/frames")
+    return Place(address, partial(_connect, family, found, uri, token), least=least)
 
 
-def parts_of(address: str) -> SplitResult | None:
-    """Of `http://host:port`; None for `unix:/path`. Raises SandboxDown for another form."""
-    if address.startswith("unix:"):
-        return None
+def parts_of(address: str) -> SplitResult:
+    """Of `http://host:port`. Raises SandboxDown for another form."""
     try:
         parts = urlsplit(address)
         wrong = parts.scheme != "http" or not parts.hostname or parts.port == 0
         if wrong or parts.path.strip("/") or parts.query or parts.username:
-            raise ValueError("write http://host:port or unix:/path")
+            raise ValueError("write http://host:port")
     except ValueError as error:
         raise SandboxDown(f"{address!r} is no address of a sandbox ({error})") from error
     return parts
@@ -170,7 +167,7 @@ def unfit(address: str, limits: Limits) -> str:
     return of_limits(limits)
 
 
-def _connect(family: int, address: Any, make: Callable[[socket.socket], Connection]) -> Connection:
+def _connect(family: int, address: Any, uri: Any, token: Token) -> Connection:
     connecting = socket.socket(family)
     try:
         connecting.setblocking(False)
@@ -179,7 +176,7 @@ def _connect(family: int, address: Any, make: Callable[[socket.socket], Connecti
     except OSError:
         connecting.close()
         raise
-    return make(connecting)
+    return WebSocketConnection(connecting, uri, token)
 
 
 class Node(NodeFacts):

@@ -77,8 +77,6 @@ class Session:
             patience_seconds=DEFAULT_PATIENCE if patience_seconds is None else patience_seconds,
         )
         async with self._turn:
-            if self.closed:
-                raise SandboxDown("this session is closed; open another")
             try:
                 return await self._run(call)
             except SessionLost:
@@ -95,8 +93,6 @@ class Session:
             raise ForkRefused(f"a session is forked into 1 to {MAX_BRANCHES} branches at once, got {count!r}")
         branches = [Session(self._client, self._limits, self._seed) for _ in range(count)]
         async with self._turn:
-            if self.closed:
-                raise SandboxDown("this session is closed; open another")
             cells = self.cells
             call = Call(id=f"{self.name}-fork", code="", limits=self._limits, seed=self._seed, session=self.name)
             try:
@@ -137,6 +133,8 @@ class Session:
         return replace(response, replayed_cells=len(replayed)) if replayed else response
 
     async def _run_one(self, call: Call, branches: tuple[str, ...] = ()) -> Response:
+        if self.closed:
+            raise SandboxDown("this session is closed; open another")
         try:
             response = await self._client.run(replace(call, cell=self.cells + 1, branches=branches))
         except SessionLost:

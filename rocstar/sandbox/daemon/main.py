@@ -81,7 +81,7 @@ print(*(name for name, holds in found.items() if holds))
 
 def main() -> None:
     """Serve until the client closes or its process ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C and then closes this daemon
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only its client ends it; zygotes inherit this
     values = json.loads(sys.argv[1])
     settings = msgspec.convert(values, DaemonSettings)
     connection = socket.socket(fileno=values["fd"])

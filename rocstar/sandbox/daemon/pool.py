@@ -8,6 +8,7 @@ a weaker plan. Not here: the order of calls (`queue`).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -36,7 +37,6 @@ MAX_FAILED_STARTS = 5  # of slots in a row; then something is wrong with more th
 MAX_BUSY_TRIES = 10  # some seconds, when the plan is chosen
 RETRY_SECONDS = 0.5  # after the machine had no room for another process
 MAX_ZYGOTES = 3  # in a row without a started slot
-MAX_SLOTS = 256  # of one zygote: each has its own user
 CHOSEN_BY = 100_000  # characters of a program that its tier is chosen by: imports are at the top
 
 
@@ -111,10 +111,9 @@ class Pool:
             self.starting.add(free)
             self.pools.spawn(self.add(free))
 
-    def free_number(self, *, from_the_end: bool = False) -> int:
-        numbers = range(MAX_SLOTS - 1, -1, -1) if from_the_end else range(MAX_SLOTS)
+    def free_number(self) -> int:
         taken = self.workers.keys() | self.starting | self.for_sessions
-        return next(n for n in numbers if n not in taken)
+        return next(n for n in itertools.count() if n not in taken)
 
     async def add(self, number: int) -> None:
         """Start a worker; retry forever while the machine is full."""
@@ -150,26 +149,25 @@ class Pool:
             self.command({"lost": number})
             return None, str(hello["problem"])
         self.zygotes = 0
-        group = self.group_of(number, hello["slot"]) if hello["may_count"] else None
+        group = self.group_of(number, hello["slot"]) if hello["may_count"] else ControlGroup()
         worker = self.workers[number] = Worker(number, ours, hello, group, self.pools.shortages)
         settings = self.pools.settings
         worker.fair_share = min(1.0, container.cpus() / (settings.slots * settings.daemons))
         worker.disk = "" if plan.level >= Isolation.L3 else os.path.dirname(self.pools.workdirs)
         if self.zygote and self.arena and plan.namespaces:
             worker.origin = Lineage(self.zygote.pid, *self.arena)
-        worker.out_of_memory()  # so that kills in the previous slot of this group do not count for the next call
+        worker.group.killed()  # so that kills in the previous slot of this group do not count for the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
         self.walls_failed = worker.failed
         return worker, ""
 
-    def group_of(self, number: int, slot: int) -> ControlGroup | None:
-        """Put a new slot into a control group and return the group; None if there are no groups."""
+    def group_of(self, number: int, slot: int) -> ControlGroup:
+        """Put a new slot into a control group and return the group."""
         with suppress(OSError):
             group = self.pools.groups.open(f"{self.name}-{number}")
-            if group is not None:
-                group.join(slot)
+            group.join(slot)
             return group
-        return None
+        return ControlGroup()
 
     def lost(self, worker: Worker) -> None:
         """The worker's slot has ended. Another is started when a call needs it."""
@@ -273,7 +271,7 @@ class Pools:
             if pool.problem:
                 raise SandboxDown(pool.problem)
             await asyncio.sleep(RETRY_SECONDS / 10)
-        number = pool.free_number(from_the_end=True)
+        number = pool.free_number()
         pool.for_sessions.add(number)
         worker = None
         try:

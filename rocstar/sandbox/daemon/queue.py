@@ -57,8 +57,6 @@ class Queue(asyncio.Protocol):
         """Unanswered calls, by their number on the connection."""
         self.places: dict[Pool | NotebookSession, None] = {}
         """The pools and sessions that calls may be waiting for."""
-        self.fresh: list[Queued] = []
-        """Calls that have just arrived, whose patience has no timer yet."""
         self.orders = itertools.count()
         self.callers = Callers()
         self.running = self.bytes = 0
@@ -99,9 +97,6 @@ class Queue(asyncio.Protocol):
         except ValueError:  # these bytes are not frames, so the peer is not our client
             self.transport.abort()
         self.dispatch()
-        for queued in self.fresh:
-            self.wait(queued)
-        self.fresh.clear()
 
     # Calls on their way in
 
@@ -129,14 +124,13 @@ class Queue(asyncio.Protocol):
             return
         queued = self.calls[number] = Queued(number, next(self.orders), caller, call, len(body))
         self.bytes += queued.size
-        self.place(queued)
-        self.fresh.append(queued)
+        self.wait(queued)
         self.report_later()
 
     def wait(self, queued: Queued) -> None:
-        """Start the timer for the patience of a call that still waits."""
-        if not queued.answered and not queued.started:
-            queued.timer = self.loop.call_later(queued.call.patience_seconds, self.expire, queued)
+        """Queue a call, for as long as its patience lasts."""
+        queued.timer = self.loop.call_later(queued.call.patience_seconds, self.expire, queued)
+        self.place(queued)
 
     def place(self, queued: Queued) -> None:
         """Queue a call for a worker of its tier, or for its session."""
@@ -195,7 +189,6 @@ class Queue(asyncio.Protocol):
         place.line.take(queued)
         self.running += 1
         self.callers.start(queued.caller, now)
-        queued.started = True
         queued.queue_seconds += now - queued.arrived
         if queued.timer is not None:
             queued.timer.cancel()
@@ -210,8 +203,7 @@ class Queue(asyncio.Protocol):
         if response is not None:
             self.finish(queued, response)
         else:
-            queued.started, queued.arrived = False, time.monotonic()
-            self.place(queued)
+            queued.arrived = time.monotonic()
             self.wait(queued)
         self.leave(queued)
 

@@ -4,9 +4,7 @@ failed, it might have ended otherwise, so its failure is no evidence about it. N
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from contextlib import suppress
 
 from rocstar.sandbox import container
@@ -17,26 +15,18 @@ FAILED = (ProgramOutcome.EXCEPTION, ProgramOutcome.EXIT_NONZERO)
 
 
 class Shortages:
-    """The times when the kernel was last seen to kill a process because memory ran out, or to refuse one. `look` must
-    be called regularly."""
+    """How often the kernel has killed a process because memory ran out, and refused one. `look` must be called
+    regularly."""
 
     def __init__(self) -> None:
-        self._counts = self._read()
-        self._noticed = dict.fromkeys(self._counts, -math.inf)
-
-    @staticmethod
-    def _read() -> dict[str, int]:
-        return {"memory": container.kills(), "processes": container.refused_processes()}
+        self.look()
 
     def look(self) -> None:
-        counts = self._read()
-        grown = (resource for resource, count in counts.items() if count > self._counts[resource])
-        self._noticed |= dict.fromkeys(grown, time.monotonic())
-        self._counts = counts
+        self.counts = container.kills(), container.refused_processes()
 
-    def blamed(self, response: Response, begun: float, disk: str, *, lost: bool) -> str:
-        """A sentence on the resource that ran out after `begun` (monotonic clock) and may have made this program fail;
-        empty if none did. disk: the folder on the machine's disk that the program could write to, or empty. lost:
+    def blamed(self, response: Response, before: tuple[int, int], disk: str, *, lost: bool) -> str:
+        """A sentence on the resource that ran out and may have made this program fail; empty if none did. before:
+        `counts` when it began. disk: the folder on the machine's disk that the program could write to, or empty. lost:
         whether the kernel may have killed a process of this call; a program that kills itself while another one exceeds
         its limit has lost none."""
         is_killed = response.signal == "SIGKILL" and not response.kill_reason  # not by the sandbox
@@ -45,12 +35,13 @@ class Shortages:
         if disk and not is_killed and is_full(disk):
             return f"the disk of {disk} is full; free it, or use isolation L3"
         self.look()
-        if is_killed and lost and self._noticed["memory"] >= begun:
+        has_killed, has_refused = (now > then for now, then in zip(self.counts, before, strict=True))
+        if is_killed and lost and has_killed:
             return (
                 "the kernel killed it because the machine or its container was out of memory, though the program kept "
                 "its limit; give the container more memory, or run fewer slots"
             )
-        if not is_killed and self._noticed["processes"] >= begun:
+        if not is_killed and has_refused:
             return (
                 "the container has as many processes and threads as it may have; raise its limit (pids.max: Docker's "
                 "--pids-limit, Kubernetes' podPidsLimit), or run fewer slots"

@@ -62,8 +62,6 @@ class Queued:
     """Set while it runs."""
     timer: asyncio.TimerHandle | None = None
     """Ends its patience, while it waits."""
-    started: bool = False
-    """It has left the queue."""
     answered: bool = False
     """Its response has been sent."""
 

@@ -26,7 +26,7 @@ from rocstar.sandbox.slot.channel import (
 )
 
 MAX_REPORT_BYTES = 256 * 2**10  # of a program
-MAX_LONG_REPORT_BYTES = 24 * 2**20  # of a program or a session's cell, with files and images
+MAX_LONG_REPORT_BYTES = 26 * 2**20  # of a program or a session's cell: value, files, images and head
 MAX_HEAD_BYTES = 2**20  # of JSON, mostly paths of files
 PNG = b"\x89PNG\r\n\x1a\n"
 STARVED = "the machine was busy and gave it hardly any CPU"

@@ -78,7 +78,7 @@ class Pipes:
     """The daemon's ends of the pipes of one process: stdout, stderr, and control, which carries its payload and its
     report. Registered with the event loop only by `watch`, or while payload waits to be sent."""
 
-    __slots__ = ("control", "err", "loop", "most", "out", "room", "theirs", "unsent", "watched")
+    __slots__ = ("control", "err", "loop", "most", "out", "room", "theirs", "unsent")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cap: int, most: int) -> None:
         """cap: bytes of output to keep. most: bytes of a report. Raises OSError, with all descriptors closed."""
@@ -96,7 +96,6 @@ class Pipes:
         self.control = Stream(fds[4], [LENGTH.size + most])
         self.theirs = [fds[1], fds[3], fds[5]]
         self.unsent = memoryview(b"")
-        self.watched: set[int] = set()
 
     def hand_over(self, slot: socket.socket, payload: bytes) -> None:
         """Have the slot start a process on the other ends, with this payload in control. Raises OSError."""
@@ -129,7 +128,6 @@ class Pipes:
     def watch(self, stream: Stream, on_read: Callable[[], None]) -> None:
         """Read the stream while the process runs."""
         self.loop.add_reader(stream.fd, self._on_readable, stream, on_read)
-        self.watched.add(stream.fd)
 
     def _on_readable(self, stream: Stream, on_read: Callable[[], None]) -> None:
         if stream.read() == 0:
@@ -138,9 +136,8 @@ class Pipes:
 
     def unwatch(self) -> None:
         """Stop reading all streams."""
-        for fd in self.watched:
-            self.loop.remove_reader(fd)
-        self.watched.clear()
+        for stream in (self.out, self.err, self.control):
+            self.loop.remove_reader(stream.fd)
 
     def has_report(self) -> bool:
         """Whether the report is complete, or too long to be accepted."""
@@ -188,7 +185,7 @@ class Worker:
         number: int,
         slot: socket.socket,
         hello: Mapping[str, Any],
-        group: ControlGroup | None,
+        group: ControlGroup,
         shortages: Shortages,
     ) -> None:
         """hello: the slot's first message. group: counts the memory of whole calls."""
@@ -196,7 +193,7 @@ class Worker:
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
         sees = watch.can_see(self.process)
-        lacking = [*([] if group and "memory" in group.folders else ["no_memory_cgroup"]), *hello["failed"]]
+        lacking = [*([] if "memory" in group.folders else ["no_memory_cgroup"]), *hello["failed"]]
         if hello["attached"] and not sees:  # `Forks` could not count
             lacking.append("no_process_limit")
         self.watched = watch.RESOURCES.intersection(lacking) if sees else frozenset[str]()
@@ -232,8 +229,7 @@ class Worker:
         self.limits = limits
         if self.forks is not None:
             self.forks.begin(limits.processes)
-        if self.group is not None:
-            self.group.limit(limits.memory_bytes + HEADROOM_BYTES)
+        self.group.limit(limits.memory_bytes + HEADROOM_BYTES)
 
     def start(self, pipes: Pipes, payload: bytes, on_ended: Callable[[Ended | None], None]) -> None:
         """Run one process. Raises OSError if the slot does not accept the command."""
@@ -265,14 +261,9 @@ class Worker:
         if on_ended is not None:
             on_ended(None)
 
-    def out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of the group because memory ran out, since the last call of this."""
-        return self.group is not None and self.group.killed()
-
-    def blamed(self, response: Response, begun: float) -> str:
+    def blamed(self, response: Response, before: tuple[int, int]) -> str:
         """As `Shortages.blamed`, for a program that ran here."""
-        lost = self.group is None or self.group.lost
-        return self.shortages.blamed(response, begun, self.disk, lost=lost)
+        return self.shortages.blamed(response, before, self.disk, lost=self.group.lost)
 
     def stop(self) -> None:
         """End the running program; the slot answers as usual."""
@@ -320,7 +311,7 @@ class RunningCall:
 
     def begin(self, pipes: Pipes) -> None:
         """Start the clock."""
-        self.pipes, self.begun = pipes, time.monotonic()
+        self.pipes, self.begun, self.counts = pipes, time.monotonic(), self.worker.shortages.counts
         self.worker.on_exceeded = self.stop
         self.wake_after(min(LISTEN_SECONDS, self.call.limits.wall_seconds))
 
@@ -392,14 +383,14 @@ class RunningCall:
         if not self.answered:
             self.answered, self.worker.on_exceeded = True, None
             self.timer.cancel()
-            if response is not None and (shortage := self.worker.blamed(response, self.begun)):
+            if response is not None and (shortage := self.worker.blamed(response, self.counts)):
                 response = structs.replace(fault(self.call.id, shortage), state_lost=response.state_lost)
             self.done(response)
 
     def seen(self, reason: str, run_seconds: float, cpu_seconds: float, peak_memory_bytes: int) -> Seen:
         """All observations, the last output included. reason: why the daemon ended it."""
         (out, dropped_out), (err, dropped_err) = self.pipes.out.drain(), self.pipes.err.drain()
-        out_of_memory = self.worker.out_of_memory()  # always read, or it would count for the slot's next call
+        out_of_memory = self.worker.group.killed()  # always read, or it would count for the slot's next call
         if out_of_memory and reason not in ("output", "cancelled"):
             reason = "memory"
         if not reason and dropped_out + dropped_err:

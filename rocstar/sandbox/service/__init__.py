@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.service.core import CallerTokens, daemon_of
+from rocstar.sandbox.service.core import CallerTokens, daemon_of, url_of
 from rocstar.sandbox.settings import Settings, names
 
 
@@ -20,12 +20,12 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int:
         client = SandboxClient(daemon_of(settings), daemons=settings.daemons)
     with client:
         client.launch()  # the daemons preload while the web server is imported
-        from rocstar.sandbox.service.server import Server, address_of, listen
+        from rocstar.sandbox.service.server import Server, listen
 
         listener = listen(settings)
         say("starting; it is ready once its address stands here")
         if not settings.nodes:
             client.await_hello()
-        say(f"serving on {address_of(listener)}  (pages: /v1/status /metrics)")
+        say(f"serving on {url_of(*listener.getsockname()[:2])}  (pages: /v1/status /metrics)")
         Server(settings, client, listener).serve_until_stopped()
     return 0

@@ -21,7 +21,6 @@ from rocstar.sandbox.call import CALLER, EVENTS, Response, SandboxDown
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
 from rocstar.sandbox.service.core import BadRequest, Endpoints, Hold, HttpRequest, Serve, Service, encode
 from rocstar.sandbox.service.native import HttpReply
-from rocstar.sandbox.settings import Settings
 
 OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # for load balancers; they reveal nothing
 TOKEN_PREFIX = "/token/"
@@ -48,7 +47,9 @@ class Histogram:
 class Metrics:
     """The service's metrics, in Prometheus's text format."""
 
-    def __init__(self) -> None:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        service.ended, service.client.on_event = self.ended, self.event
         self.outcomes: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
         self.events = Counter(dict.fromkeys(EVENTS, 0))
@@ -65,10 +66,6 @@ class Metrics:
         self.events[kind] += 1
         core.LOG.warning("rocstar: %s", sentence)
 
-    def watch(self, service: Service) -> None:
-        self.usage, self.nodes, self.budget = service.usage, service.client.nodes, service.budget
-        service.client.on_event = self.event
-
     def text(self) -> str:
         return "".join(
             f"# TYPE rocstar_sandbox_{name} {kind}\n"
@@ -81,14 +78,15 @@ class Metrics:
         counted = (("calls", "outcome", self.outcomes), ("responses", "status", self.statuses))
         for name, label, counts in (*counted, ("node_events", "event", self.events)):
             yield f"{name}_total", "counter", [(f'{{{label}="{value}"}}', count) for value, count in counts.items()]
-        usage, up = structs.asdict(self.usage()), [node.slots for node in self.nodes if node.up]
+        nodes = self.service.client.nodes
+        usage, up = structs.asdict(self.service.usage()), [node.slots for node in nodes if node.up]
         counters = {"requests": self.requests, "refused": self.refused, "disconnects": self.disconnects}
         counters["cpu_seconds"] = usage.pop("cpu_seconds") + time.process_time()
         for name, value in counters.items():
             yield f"{name}_total", "counter", [("", value)]
         yield "queue_seconds", "histogram", self.queue.samples()
         yield "run_seconds", "histogram", self.run.samples()
-        usage |= {"nodes": len(self.nodes), "nodes_up": len(up), "slots": sum(up), "held_bytes": self.budget.size}
+        usage |= {"nodes": len(nodes), "nodes_up": len(up), "slots": sum(up), "held_bytes": self.service.budget.size}
         for name, value in usage.items():
             yield name, "gauge", [("", value)]
         yield "build_info", "gauge", [(f'{{version="{version("rocstar")}"}}', 1)]
@@ -99,8 +97,8 @@ class Application:
 
     `/token/SECRET/run_code` is `/run_code` with a token: for clients that can be configured with an address only."""
 
-    def __init__(self, settings: Settings, service: Service, metrics: Metrics) -> None:
-        self.service, self.metrics = service, metrics
+    def __init__(self, service: Service) -> None:
+        self.service, self.metrics, settings = service, Metrics(service), service.settings
         # A page in the operator's browser can reach a loopback address under the page's own name (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
         self.endpoints = native.ENDPOINTS | code_judge.ENDPOINTS | sandbox_fusion.ENDPOINTS

@@ -140,6 +140,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class BadRequest(Exception):
     """A request that cannot be served: one sentence for a person, and its HTTP status."""
 
@@ -264,7 +268,7 @@ class Service:
     """Runs calls over a client. Every call has exactly one Response, after any failure; only a disconnected caller has
     none. Cancelling the task that awaits it ends the program."""
 
-    def __init__(self, settings: Settings, client: SandboxClient, ended: Callable[[Response], None]) -> None:
+    def __init__(self, settings: Settings, client: SandboxClient) -> None:
         self.settings = settings
         self.client = client
         self.started = time.monotonic()
@@ -276,7 +280,7 @@ class Service:
         self.budget = Budget(settings.max_held_mb * 2**20)
         self.held_back = 0
         """Calls of batches that have not been submitted yet."""
-        self.ended = ended
+        self.ended: Callable[[Response], None] = lambda response: None
         """Called with each response, for the metrics."""
 
     def usage(self) -> Usage:

@@ -20,7 +20,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from rocstar.sandbox import container
-from rocstar.sandbox.service.app import Application, Metrics
+from rocstar.sandbox.service.app import Application
 from rocstar.sandbox.service.core import SMALL_BYTES, BadRequest, Hold, Service, encode
 from rocstar.sandbox.service.native import MESSAGE_BYTES
 from rocstar.sandbox.settings import Settings
@@ -40,11 +40,9 @@ LOOK_SECONDS = 1.0  # between two readings of a caller's unread bytes
 
 class Server(uvicorn.Server):
     def __init__(self, settings: Settings, client: SandboxClient, listener: socket.socket) -> None:
-        metrics = Metrics()
-        self.service = Service(settings, client, metrics.ended)
-        metrics.watch(self.service)
+        self.service = Service(settings, client)
         config = uvicorn.Config(
-            Application(settings, self.service, metrics),
+            Application(self.service),
             http=BoundedProtocol,
             ws="websockets-sansio",
             ws_max_size=MESSAGE_BYTES,  # the size of clients' messages: an incomplete one is not counted in the budget
@@ -97,11 +95,6 @@ class Server(uvicorn.Server):
                 break
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         await super().shutdown(sockets)
-
-
-def address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listen(settings: Settings) -> socket.socket:

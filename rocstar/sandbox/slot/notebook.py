@@ -22,7 +22,6 @@ from rocstar.sandbox.slot.channel import MAX_IMAGES_BYTES
 from rocstar.sandbox.slot.program import Base, Execution
 
 MAX_IMAGES = 16
-MAX_REPORT_BYTES = 23 * 2**20  # without its head
 
 
 class Notebook:
@@ -104,8 +103,6 @@ class Notebook:
         self, execution: Execution, found: dict[str, bytes], images: list[bytes]
     ) -> tuple[dict[str, object], list[bytes]]:
         tail = [execution.value or b"", *found.values()]
-        while images and sum(map(len, (*tail, *images))) > MAX_REPORT_BYTES:
-            images.pop()
         head = execution.head() | {"status": execution.status}
         if found:
             head["files"] = files.sizes(found)

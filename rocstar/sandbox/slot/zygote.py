@@ -31,11 +31,9 @@ from rocstar.sandbox.walls.folders import FILE_BYTES
 from rocstar.sandbox.walls.plans import Walls
 
 CHANNEL = 3  # descriptor of a slot's connection to the daemon
-LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 MAX_COMMAND_BYTES = 4096
 MAX_SWEEPS = 100  # each kills the visible processes; the next kills their orphans
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # a later try may succeed
-HOME = "/tmp"
 LOOP = "rocstar.sandbox.slot._fork"
 # Modules that programs import most, besides those that Python always loads.
 COMMON = (
@@ -67,10 +65,8 @@ def main() -> None:
 
 def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     linux.die_with_parent(signal.SIGKILL)
-    os.setsid()
     for name in ("LD_BIND_NOW", "PYTHONHASHSEED"):
         os.environ.pop(name, None)  # for our processes, not for those that programs start
-    os.environ["HOME"] = HOME
     del sys.argv[1:]
     with program.own_streams():
         problem = load(settings["preload"])
@@ -88,8 +84,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     slot = Zygote(commands, settings["workdirs"]).serve()
     if slot is not None:
         connection, walls = slot
-        if walls.inside.home:
-            os.environ["HOME"] = os.environ["TMPDIR"] = walls.inside.home
+        os.environ["HOME"] = os.environ["TMPDIR"] = walls.workdir
         run_payload(loop.serve(connection, walls), Base(memory, walls.inside, seeder))
 
 
@@ -178,7 +173,6 @@ class Zygote:
     def serve(self) -> Slot | None:
         """Carry out commands; None when the daemon has closed. Returns the slot in a forked slot."""
         linux.become_subreaper()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles a terminal's Ctrl-C
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no reaping; the daemon sees their slots' channels
         children = plans.open_children()
         while True:
@@ -227,7 +221,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     keep_descriptors(fd)
     connection = socket.socket(fileno=CHANNEL)
     try:
-        walls = plans.start(plan, command["spawn"], workdir)
+        walls = plans.start(plan, workdir)
     except OSError as error:
         send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise
@@ -246,7 +240,7 @@ def keep_descriptors(connection: int) -> None:
     null = os.open("/dev/null", os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
-    os.closerange(CHANNEL + 1, LAST_DESCRIPTOR)
+    os.closerange(CHANNEL + 1, plans.LAST_DESCRIPTOR)
 
 
 def send_hello(connection: socket.socket, problem: str = "", *, busy: bool = False, walls: Walls | None = None) -> None:

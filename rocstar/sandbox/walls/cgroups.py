@@ -39,10 +39,10 @@ class Tree(NamedTuple):
 
 
 class ControlGroup:
-    """The group of one slot and all its programs; the keeper stays outside and is not killed for their memory.
-    Raises OSError when a file of the group cannot be opened or written."""
+    """The group of one slot and all its programs; the keeper stays outside and is not killed for their memory. Without
+    controllers it counts and limits nothing. Raises OSError when a file of the group cannot be opened or written."""
 
-    def __init__(self, folders: Mapping[str, Path], versions: Mapping[str, int]) -> None:
+    def __init__(self, folders: Mapping[str, Path] = {}, versions: Mapping[str, int] = {}) -> None:
         """`folders`, `versions`: by controller."""
         self.folders = folders
         self._limit = 0
@@ -106,10 +106,8 @@ class Groups:
         self.locks: list[int] = []
         self.opened: dict[str, ControlGroup] = {}
 
-    def open(self, name: str) -> ControlGroup | None:
-        """The group of this name, made if necessary; None if there are no groups. Raises OSError."""
-        if not self.folders:
-            return None
+    def open(self, name: str) -> ControlGroup:
+        """The group of this name, made if necessary. Raises OSError."""
         if name not in self.opened:
             own = {controller: folder / name for controller, folder in self.folders.items()}
             for folder in own.values():

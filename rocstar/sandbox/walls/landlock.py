@@ -7,7 +7,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-from rocstar.sandbox.walls import linux
+from rocstar.sandbox.walls import linux, rootfs
 
 GET_VERSION = 1  # flag: return the ABI version instead of making a ruleset
 PATH_BENEATH = 1  # kind of rule
@@ -17,7 +17,6 @@ ACCESS_OF_ABI = {1: ABI1_ACCESS, 2: ABI1_ACCESS | 1 << 13, 3: ABI1_ACCESS | 1 <<
 IOCTL_DEVICE = 1 << 15  # since ABI 5
 TCP = 3  # bind and connect, since ABI 4
 SCOPES = 3  # abstract sockets and signals, since ABI 6
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 LIBRARY_CACHES = ("/etc/ld.so.cache", "/etc/localtime")
 
 
@@ -32,8 +31,8 @@ def confine(readable: Sequence[str], workdir: str, *, network: bool = False) -> 
         allow(ruleset, path, READ_FILE | EXECUTE | (READ_FOLDER if os.path.isdir(path) else 0))
     for path in LIBRARY_CACHES:
         allow(ruleset, path, READ_FILE)
-    for path in DEVICES:
-        allow(ruleset, path, READ_FILE | WRITE_FILE)
+    for name in rootfs.DEVICES:
+        allow(ruleset, f"/dev/{name}", READ_FILE | WRITE_FILE)
     allow(ruleset, workdir, access)
     restrict(ruleset)
     return abi >= 6

@@ -22,8 +22,7 @@ from rocstar.sandbox.walls import landlock, linux, rootfs, seccomp
 from rocstar.sandbox.walls.folders import WorkFolder
 
 NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
-FIRST_USER = 0x70000000  # far above the user ids of people and services; see `slot_user`
-SLOTS_PER_ZYGOTE = 256
+FIRST_USER = 0x70000000  # far above the user ids of people and services
 INSIDE_USER = 1000
 LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 FIRST_TO_KILL = "1000"  # when memory runs out the kernel kills programs before anything else on the machine
@@ -59,8 +58,6 @@ class Inside(NamedTuple):
     """The slot's user has no other processes than the slot and its program's."""
     private_processes: bool
     """The slot has its own pid namespace."""
-    home: str = ""
-    """The working directory if it is not /tmp, else empty."""
     confine_signals: Callable[[], None] | None = None
     """Keeps a program from signalling processes of others if no pid namespace does. To be called in the forked child.
     Raises OSError."""
@@ -112,20 +109,14 @@ def open_children() -> int:
         return -1
 
 
-def slot_user(number: int) -> int:
-    """A user id that no other slot on this machine runs under. To be called in the keeper, a child of its zygote."""
-    return FIRST_USER + (os.getppid() % 2**22) * SLOTS_PER_ZYGOTE + number % SLOTS_PER_ZYGOTE
-
-
-def start(plan: Plan, number: int, workdir: str) -> Walls:
-    """Called in a fresh fork of the zygote, which becomes the keeper of slot `number` and never returns. Returns in the
-    slot only, in "/" and with unchanged descriptors. `workdir`: prefix of its folder's path if the plan has no
-    namespaces.
+def start(plan: Plan, workdir: str) -> Walls:
+    """Called in a fresh fork of the zygote, which becomes the slot's keeper and never returns. Returns in the slot
+    only, in "/" and with unchanged descriptors. `workdir`: prefix of its folder's path if the plan has no namespaces.
 
     Raises OSError if the walls cannot be built, in the keeper or, after its fork, in the slot."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.die_with_parent(signal.SIGKILL)
-    user = slot_user(number)
+    user = FIRST_USER + os.getpid()  # no other slot on this machine has it: process ids are below 2**22
     return start_inside(plan, user) if plan.namespaces else start_beside(plan, user, workdir)
 
 
@@ -187,7 +178,7 @@ def start_inside(plan: Plan, user: int) -> Walls:
     if plan.namespaces & linux.CLONE_NEWUSER:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
-    inside = Inside(plan.needs_root, True, "" if workdir == rootfs.WORKDIR else workdir)
+    inside = Inside(plan.needs_root, True)
     # There is nothing to remove at the end: the mounts go with their namespace.
     walls = fork_slot(partial(rootfs.renew_workdir, workdir), lambda: None, workdir, inside)
     socket.sethostname("sandbox")
@@ -209,7 +200,7 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
         raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
     folder = WorkFolder(workdir, user if is_apart else None)
     folder.make()
-    inside = Inside(is_apart, False, folder.run)
+    inside = Inside(is_apart, False)
     walls = fork_slot(folder.renew, folder.remove, folder.run, inside)
     linux.become_subreaper()
     walls = walls._replace(children=open_children(), may_count=is_apart or plan is CONFINED)

@@ -112,7 +112,6 @@ AF_UNIX, AF_INET, AF_INET6, SOL_SOCKET, IPPROTO_TCP, IPPROTO_UDP, IPPROTO_IPV6, 
 SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
 SOCK_TYPE_MASK = 0xF  # the rest are flags
 CONNECTED, ANY = (SOCK_STREAM, SOCK_SEQPACKET), (SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM)
-PR_SET_SECCOMP = 22
 SECCOMP, SET_FILTER, NEW_LISTENER = {"x86_64": 317, "aarch64": 277}, 1, 8
 SIGCHLD = 17
 CLONE_PARENT = 0x8000  # the child would be the slot's own
@@ -271,7 +270,7 @@ def rules(
         "fcntl": fcntl_rule(),
         "ioctl": one_of(1, IOCTL_ALLOWED, answer(errno.ENOTTY)),
         # If no namespace confines signals, each program installs a filter of its own: see `deny_signals`.
-        "prctl": one_of(0, (*PRCTL_ALLOWED, *(() if private_files else (PR_SET_SECCOMP,))), answer(errno.EINVAL)),
+        "prctl": one_of(0, (*PRCTL_ALLOWED, *(() if private_files else (linux.PR_SET_SECCOMP,))), answer(errno.EINVAL)),
         "getsockopt": options_rule(SOCKET_FACTS_ALLOWED, network),
         "setsockopt": options_rule(SOCKET_OPTIONS_ALLOWED, network),
         "open": open_rule(1),
