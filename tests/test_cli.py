@@ -355,6 +355,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (ModuleNotFoundError("No module named 'torch'", name="torch"), exits.NOT_READY, "torch is not installed"),
         (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "install what is missing with"),
         (ModuleNotFoundError("", name="their_rewards"), exits.NOT_READY, "put its folder on PYTHONPATH"),
+        (RuntimeError("can't start new thread"), exits.NOT_READY, "raise the limit of this user (ulimit -u)"),
     ],
 )
 def test_a_failure_is_one_sentence_with_its_exit_code(
@@ -393,7 +394,10 @@ def test_a_sandbox_that_isolates_too_little_is_refused_before_there_is_a_folder(
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
+@pytest.mark.parametrize(
+    "error",
+    [ContractBroken("a bug"), KeyError("x"), RuntimeError("another"), ModuleNotFoundError("", name="rocstar.x")],
+)
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -490,7 +494,7 @@ def test_a_broken_run_keeps_no_other_from_being_listed_or_deleted(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("arguments", [["--version"], ["train", "tiny.toml", "--dry-run"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["recipes", "list"]])
 def test_a_full_disk_under_stdout_ends_in_one_sentence(arguments: list[str]) -> None:
     command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", *arguments]
     with open("/dev/full", "w") as full:
