@@ -217,20 +217,17 @@ def test_rows_without_a_reference_need_a_reward_function(workplace: Path, capsys
     assert cli.run([*told, "evaluate.verifier=without_reference.py:right"]) == exits.OK
 
 
-@pytest.mark.parametrize("as_json", [[], ["--json"]])
-def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(
-    capsys: pytest.CaptureFixture[str], as_json: list[str]
-) -> None:
+def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     there = 40
-    assert cli.run(["train", "tiny.toml", f"rollout.problems_per_step={there}", "--dry-run", *as_json]) == exits.OK
+    assert cli.run(["train", "tiny.toml", f"rollout.problems_per_step={there}", "--dry-run"]) == exits.OK
     assert "so each step takes all" not in capsys.readouterr().err
-    given = [f"rollout.problems_per_step={there}", "rollout.refill=1", "--dry-run", *as_json]
+    given = [f"rollout.problems_per_step={there}", "rollout.refill=1", "--dry-run"]
     assert cli.run(["train", "tiny.toml", *given]) == exits.OK
     assert f"takes all {there} and makes {there * 32} attempts, and rollout.refill finds no further ones\n" in (
         capsys.readouterr().err
     )
     given = [f"rollout.problems_per_step={there + 1}", "rollout.attempts_per_problem=8", "resample.keep=4"]
-    assert cli.run(["train", "tiny.toml", *given, "--dry-run", *as_json]) == exits.OK
+    assert cli.run(["train", "tiny.toml", *given, "--dry-run", "--json"]) == exits.OK
     told = capsys.readouterr().err
     assert f"stage stage1 has {there} problems and rollout.problems_per_step is {there + 1}" in told
     assert f"so each step takes all {there} and makes {there * 8} attempts" in told
