@@ -205,8 +205,8 @@ def test_newcomers_with_more_work_than_those_before_them_are_admitted_at_once_wh
 def test_a_newcomer_is_admitted_once_all_others_wait_for_their_tools() -> None:
     """Their tools may wait for what the newcomer holds, such as one of the connections of an agent's client."""
     ours, engines = KvScheduler(), {"engine0": FREE}
-    for number in range(20):
-        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    for number in range(20):  # of which the cache holds two, with hardly a token more
+        ours.ask(ask(f"{number}", group=f"{number}", tokens=490, prompt=490), 0.0)
     admitted = 0
     while admitted < 20:
         found = ours.assign(engines, admitted)
@@ -230,10 +230,12 @@ def test_a_newcomer_that_fits_the_later_engine_only_is_admitted_there() -> None:
     assert admitted == 12
 
 
-def test_whoever_is_alone_needs_no_forecast() -> None:
+def test_whoever_is_alone_on_an_engine_needs_no_forecast() -> None:
     ours = KvScheduler()
-    ours.ask(ask("0", limit=100_000), 0.0)
-    assert ours.assign({"engine0": FREE}, 0.0) == [Assignment("0/0", "engine0")]
+    for session in "01":
+        ours.ask(ask(session, group=session, tokens=995, prompt=995, limit=100_000), 0.0)
+    found = ours.assign({"engine0": FREE, "engine1": FREE}, 0.0)
+    assert sorted(found) == [Assignment("0/0", "engine0"), Assignment("1/0", "engine1")]
 
 
 def test_a_request_larger_than_an_engine_waits_for_a_larger_one() -> None:
@@ -332,7 +334,7 @@ def test_an_engine_that_nobody_has_seen_at_work_gets_as_much_as_the_others() -> 
     for produced, request in enumerate(begun, start=1):
         ours.answered(request, 10, float(produced))
         ours.close(request.partition("/")[0], float(produced))
-        ours.assign({"engine0": loaded(10_000 * produced, capacity=6_000)}, float(produced))
+        ours.assign({"engine0": loaded(10_000 * produced, used=3_000, capacity=6_000)}, float(produced))
     engines = {"engine0": loaded(10_000 * len(begun), capacity=6_000), "engine1": replace(FREE, capacity_tokens=6_000)}
     for number in range(100, 200):
         ours.ask(ask(f"{number}", group=f"{number}"), 100.0)
