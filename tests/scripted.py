@@ -37,6 +37,16 @@ Scripted = str | ToolResult | SandboxUnavailable
 """Standard output of a program that went well, a whole result, or the fault to raise."""
 
 
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class ScriptedTool:
     """Implements `Tool`. A mapping answers by the call's `code`, a sequence one entry per well-formed call in order.
 

@@ -217,20 +217,17 @@ def test_rows_without_a_reference_need_a_reward_function(workplace: Path, capsys
     assert cli.run([*told, "evaluate.verifier=without_reference.py:right"]) == exits.OK
 
 
-@pytest.mark.parametrize("as_json", [[], ["--json"]])
-def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(
-    capsys: pytest.CaptureFixture[str], as_json: list[str]
-) -> None:
+def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     there = 40
-    assert cli.run(["train", "tiny.toml", f"rollout.problems_per_step={there}", "--dry-run", *as_json]) == exits.OK
+    assert cli.run(["train", "tiny.toml", f"rollout.problems_per_step={there}", "--dry-run"]) == exits.OK
     assert "so each step takes all" not in capsys.readouterr().err
-    given = [f"rollout.problems_per_step={there}", "rollout.refill=1", "--dry-run", *as_json]
+    given = [f"rollout.problems_per_step={there}", "rollout.refill=1", "--dry-run"]
     assert cli.run(["train", "tiny.toml", *given]) == exits.OK
     assert f"takes all {there} and makes {there * 32} attempts, and rollout.refill finds no further ones\n" in (
         capsys.readouterr().err
     )
     given = [f"rollout.problems_per_step={there + 1}", "rollout.attempts_per_problem=8", "resample.keep=4"]
-    assert cli.run(["train", "tiny.toml", *given, "--dry-run", *as_json]) == exits.OK
+    assert cli.run(["train", "tiny.toml", *given, "--dry-run", "--json"]) == exits.OK
     told = capsys.readouterr().err
     assert f"stage stage1 has {there} problems and rollout.problems_per_step is {there + 1}" in told
     assert f"so each step takes all {there} and makes {there * 8} attempts" in told
@@ -355,6 +352,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (ModuleNotFoundError("No module named 'torch'", name="torch"), exits.NOT_READY, "torch is not installed"),
         (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "install what is missing with"),
         (ModuleNotFoundError("", name="their_rewards"), exits.NOT_READY, "put its folder on PYTHONPATH"),
+        (RuntimeError("can't start new thread"), exits.NOT_READY, "raise the limit of this user (ulimit -u)"),
     ],
 )
 def test_a_failure_is_one_sentence_with_its_exit_code(
@@ -393,7 +391,10 @@ def test_a_sandbox_that_isolates_too_little_is_refused_before_there_is_a_folder(
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
+@pytest.mark.parametrize(
+    "error",
+    [ContractBroken("a bug"), KeyError("x"), RuntimeError("another"), ModuleNotFoundError("", name="rocstar.x")],
+)
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -490,7 +491,7 @@ def test_a_broken_run_keeps_no_other_from_being_listed_or_deleted(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("arguments", [["--version"], ["train", "tiny.toml", "--dry-run"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["recipes", "list"]])
 def test_a_full_disk_under_stdout_ends_in_one_sentence(arguments: list[str]) -> None:
     command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", *arguments]
     with open("/dev/full", "w") as full:

@@ -45,22 +45,16 @@ def test_little_shared_memory_is_told_with_how_a_container_gets_more(monkeypatch
 
 
 def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden = ("ray", "transformers")
+    """What the README's first command installs is enough for the sandbox of a run; the other packages of the sandbox's
+    extra are for `sandbox serve`."""
+    hidden = ("ray", "transformers", "uvloop", "httptools", "websockets")
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in hidden else object())
     found = {finding.name: finding for finding in doctor._extras()}
-    train, cluster = found["packages [train]"], found["packages [cluster]"]
+    train = found["packages [train]"]
     assert train.state is State.MISSING
     assert train.found == "without transformers"
     assert train.remedy == install_command("train")
-    assert cluster.state is State.LIMITED
-
-
-def test_what_the_training_extra_brings_is_enough_for_the_sandbox_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's first command installs no more; the sandbox extra's other packages are for `sandbox serve`."""
-    hidden = ("uvloop", "httptools", "websockets")
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in hidden else object())
-    found = {finding.name: finding for finding in doctor._extras()}
-    assert found["packages [sandbox]"].state is State.LIMITED
+    assert {found[f"packages [{extra}]"].state for extra in ("cluster", "sandbox")} == {State.LIMITED}
 
 
 def test_what_the_training_extra_brings_is_enough_for_rocstar_serve(

@@ -68,14 +68,6 @@ def test_where_scripts_install_made_the_environment_it_is_the_one_suggested(monk
     assert "pip install" in install_command("train")
 
 
-def test_what_rocstar_never_brings_is_not_promised() -> None:
-    told = failure(ModuleNotFoundError("No module named 'their_rewards'", name="their_rewards"))
-    assert told == (
-        NOT_READY,
-        "their_rewards is not installed; rocstar does not bring it: install it, or put its folder on PYTHONPATH",
-    )
-
-
 def test_a_disk_that_is_full_under_sqlite_is_told_as_such() -> None:
     database = sqlite3.connect(":memory:")
     database.execute("pragma page_size = 512")
@@ -87,12 +79,6 @@ def test_a_disk_that_is_full_under_sqlite_is_told_as_such() -> None:
     with pytest.raises(sqlite3.OperationalError) as bug:
         database.execute("select x from nowhere")
     assert failure(bug.value) is None
-
-
-def test_a_thread_that_cannot_be_started_is_told_with_the_limits_to_raise() -> None:
-    told = failure(RuntimeError("can't start new thread"))
-    assert told is not None and told[0] == NOT_READY and "ulimit -u" in told[1]
-    assert failure(RuntimeError("another")) is None
 
 
 def test_python_without_docstrings_is_refused_before_transformers_fails(tmp_path: Path) -> None:

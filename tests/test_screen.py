@@ -14,6 +14,7 @@ import pytest
 from rocstar.cli import main as cli
 from rocstar.support.pace import time_left
 from rocstar.support.screen import STEP_LINE, Screen, plural, share, small, step_line, transcript
+from tests.scripted import Clock
 
 METRICS = {
     "reward/mean": 0.413,
@@ -97,16 +98,6 @@ def test_an_evaluation_says_how_far_it_is() -> None:
     for done in (1, 2, 3):
         screen.attempted("sampled", done, 3, 0.25)
     assert progress.getvalue() == "sampled 1/3 problems  right .25\nsampled 3/3 problems  right .25\n"
-
-
-class Clock:
-    """A clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize(

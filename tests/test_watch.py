@@ -16,24 +16,16 @@ import pytest
 from rocstar.config.sections import RunSection
 from rocstar.errors import RunHalted, VerifierUnavailable
 from rocstar.rollout.collect import Roller
-from rocstar.support.watch import RUN, Stall, Watch, Watching
+from rocstar.support.watch import RUN, Stall, Watch, Watching, all_stacks
 from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory, Verdict
 from tests.faulty import Fault, FaultKind, FaultyEngine
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, Waiting, conversation, program, roller
-from tests.scripted import ScriptedEngine, ScriptedVerifier
+from tests.scripted import Clock, ScriptedEngine, ScriptedVerifier
 
 RUN_CODE = program("print(2+3)")
 SOON = RunSection(stall_seconds=0.2, stall_learning_seconds=60.0, stall_policy="warn")
 HALT = SOON.model_copy(update={"stall_policy": "halt"})
 LOAD = EngineLoad(capacity_tokens=100, used_tokens=40, running=0, waiting=2, produced_tokens=7)
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -173,16 +165,6 @@ async def test_a_request_that_the_engine_lost_and_a_verifier_that_hangs_are_told
     assert not watch.stall().waiting
 
 
-async def test_a_tool_that_hangs_is_told() -> None:
-    watch, told, tool = Watch(), Told(), Waiting()
-    with Watching(watch, SOON, told):
-        rollout = asyncio.create_task(rolled(watched(watch, talk=conversation(tool))))
-        stall = await told.of_one()
-        assert stall.counts == {"a tool": 4}
-        tool.go.set()
-        assert len((await rollout)[0].trajectories) == 4
-
-
 async def test_a_blocked_event_loop_is_told_with_the_place_that_blocks_it() -> None:
     watch, told = Watch(), Told()
 
@@ -238,6 +220,42 @@ async def test_a_report_that_cannot_be_kept_comes_through(capsys: pytest.Capture
         watch.note("a", "an engine")
         assert await asyncio.to_thread(failed.wait, 60)
     assert "1 wait for an engine" in capsys.readouterr().err
+
+
+# -- dumps of stacks -------------------------------------------------------------------------------------------------
+
+
+async def outer(go: asyncio.Event) -> None:
+    await inner(go)
+
+
+async def inner(go: asyncio.Event) -> None:
+    await go.wait()
+
+
+async def test_tasks_that_stand_in_the_same_place_are_shown_once_down_to_what_they_wait_for_outermost_first() -> None:
+    go = asyncio.Event()
+    tasks = [asyncio.create_task(outer(go), name=f"attempt {n}") for n in range(5)]
+    await asyncio.sleep(0)
+    head, *places = all_stacks(asyncio.get_running_loop()).partition("\n\n")[0].splitlines()
+    assert head == "5 tasks (attempt 0, attempt 1, attempt 2, ...)"
+    assert [place.rsplit(" in ", 1)[1] for place in places] == ["outer", "inner", "Event.wait"]
+    go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_threads_are_shown_by_name_with_where_they_stand() -> None:
+    go = threading.Event()
+
+    def wait_for_the_writer() -> None:
+        go.wait()
+
+    thread = threading.Thread(target=wait_for_the_writer, name="the writer")
+    thread.start()
+    text = all_stacks(asyncio.get_running_loop())
+    go.set()
+    thread.join()
+    assert "thread the writer\n" in text and "wait_for_the_writer" in text
 
 
 NEVER_BACK = """

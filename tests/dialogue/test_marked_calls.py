@@ -7,7 +7,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rocstar.data.sft.check import check_roles
 from rocstar.data.sft.format import conversation_of, message_of
 from rocstar.data.sft.render import pieces
 from rocstar.dialogue.calls import HERMES, LLAMA, XML, Syntax
+from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.marked_calls import MARKED, turn_of, typed
 from rocstar.dialogue.model_template import ModelTemplate, load_model_template
@@ -29,7 +30,7 @@ from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
 from rocstar.rollout.episode import run_episode
-from rocstar.types import Sampling
+from rocstar.types import Sampling, Trajectory
 from tests.dialogue import published
 from tests.dialogue.folders import byte_level, folder_of
 from tests.dialogue.vllm_calls import read_by_vllm
@@ -199,6 +200,19 @@ def test_a_template_of_the_published_shape_is_taken_with_its_calls(name: str, tm
     assert set(template.calls.reserved) <= set(template.reserved)
 
 
+def played(
+    codec: Codec, template: ModelTemplate, tools: Sequence[ScriptedTool], said: Sequence[str]
+) -> tuple[Conversation, Trajectory]:
+    """An attempt of a model that says this, turn by turn, and the conversation that it was laid out by."""
+    words = partial(feedback_text, max_chars=100, truncate="middle", errors="short")
+    talk = Conversation(codec=codec, template=template, tools=tools, feedback=words)
+    limits = AttemptLimits(max_response_tokens=2_000, max_turns=5, max_parallel_calls=4)
+    sampling = Sampling(max_new_tokens=1, seed=3, stop_token_ids=codec.stop_ids(template))
+    environment, engine = ToolEnvironment(PROBLEM, talk, limits, seed=1), ScriptedEngine(codec, said)
+    made = run_episode(engine, environment, PROBLEM, index=0, sampling=sampling, session_id="s")
+    return talk, asyncio.run(made)
+
+
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "harmony"])
 def test_an_attempt_with_such_calls_learns_from_what_was_sampled_alone(name: str, tmp_path: Path) -> None:
     """Two rounds, the first with two calls: what is learned from is the completions with what ended them, and what
@@ -209,12 +223,7 @@ def test_an_attempt_with_such_calls_learns_from_what_was_sampled_alone(name: str
     told = [text_of(turn_of(template.calls, (), two)), text_of(template.calls.render(*two[0])), "\\boxed{42}"]
     said = [f"\n<think></think>{text}" if name == "glm" else text for text in told]
     tools = [ScriptedTool(["42", "42"]), ScriptedTool([f"a {template.stop} b"], "other")]
-    words = partial(feedback_text, max_chars=100, truncate="middle", errors="short")
-    talk = Conversation(codec=codec, template=template, tools=tools, feedback=words)
-    limits = AttemptLimits(max_response_tokens=2_000, max_turns=5, max_parallel_calls=4)
-    sampling = Sampling(max_new_tokens=1, seed=3, stop_token_ids=codec.stop_ids(template))
-    environment, engine = ToolEnvironment(PROBLEM, talk, limits, seed=1), ScriptedEngine(codec, said)
-    made = asyncio.run(run_episode(engine, environment, PROBLEM, index=0, sampling=sampling, session_id="s"))
+    talk, made = played(codec, template, tools, said)
     completions = [turn.completion.token_ids for turn in made.turns]
     assert [codec.decode(ids) for ids in completions] == [f"{text}{template.stop}" for text in said]
     specs, answers = [tool.spec for tool in tools], [["42", f"a {template.stop} b"], ["42"]]
@@ -233,16 +242,7 @@ def test_one_call_a_turn_is_made_in_harmony_s_channels(tmp_path: Path) -> None:
     call = f"<|channel|>commentary to=functions.python <|constrain|>json<|message|>{json.dumps(TWO[0][1])}<|call|>"
     written_so = text_of(turn_of(template.calls, [written("So.")], TWO[:1]))
     said = [thought + call, f"{written_so}<|call|>", f"{thought}<|channel|>final<|message|>\\boxed{{42}}<|return|>"]
-    talk = Conversation(
-        codec=codec,
-        template=template,
-        tools=[ScriptedTool(["42", '"4"<|end|>'])],
-        feedback=partial(feedback_text, max_chars=100, truncate="middle", errors="short"),
-    )
-    limits = AttemptLimits(max_response_tokens=2_000, max_turns=5, max_parallel_calls=4)
-    sampling = Sampling(max_new_tokens=1, seed=3, stop_token_ids=codec.stop_ids(template))
-    environment, engine = ToolEnvironment(PROBLEM, talk, limits, seed=1), ScriptedEngine(codec, said)
-    made = asyncio.run(run_episode(engine, environment, PROBLEM, index=0, sampling=sampling, session_id="s"))
+    _, made = played(codec, template, [ScriptedTool(["42", '"4"<|end|>'])], said)
     assert [[call.tool for call in turn.calls] for turn in made.turns] == [["python"], ["python"], []]
     assert [codec.decode(turn.completion.token_ids) for turn in made.turns] == said
     replied = codec.decode(made.turns[1].reply_ids)
@@ -323,14 +323,6 @@ def test_a_malformed_call_in_a_row_s_content_may_have_its_answer(name: str) -> N
     said = {"role": "assistant", "content": bad}
     row = [{"role": "user", "content": "Q"}, said, {"role": "tool", "content": "bad"}, said | {"content": "42"}]
     check_roles([message_of(message) for message in row])
-
-
-@pytest.mark.parametrize("name", published.PLAIN)
-def test_a_template_without_tools_of_its_own_is_taught_ours(name: str, tmp_path: Path) -> None:
-    source, stop = published.PLAIN[name]
-    template = load_model_template(folder_of(tmp_path, source, bos_token="<s>", eos_token="</s>"), [PYTHON])
-    assert template.taught and template.calls is HERMES and template.stop == stop
-    assert '"name": "python"' in text_of(template.opening("6*7?", [PYTHON]))
 
 
 def test_a_template_that_writes_more_than_the_model_said_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rocstar.dialogue.templates import template_for
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
 from rocstar.types import Problem
+from tests.dialogue import published
 from tests.dialogue.folders import LLAMA, LLAMA_MARKERS, PYTHON, THINKING, byte_level, folder_of, published_qwen
 
 QUESTION = 'Où est "6*7"?\n\\frac{1}{2} <b>'
@@ -118,23 +119,28 @@ You are a helpful model<|im_end|>
 '}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
 ' }}{% endif %}"""
 """The shape of SmolLM2's."""
-NO_SYSTEM = """{{ bos_token }}{% for message in messages %}
-{% if message['role'] not in ('user', 'assistant') %}{{ raise_exception('unknown role') }}{% endif %}
-{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
-{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
-{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>assistant\n' }}{% endif %}"""
-"""The shape of Gemma's."""
 INST = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
 {%- elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{% else %}{{ raise_exception('only users') }}{% endif %}
 {%- endfor %}"""  # noqa: E501
 """The shape of the first Mistral's."""
 
 
-@pytest.mark.parametrize("source", [PLAIN, NO_SYSTEM, INST, LLAMA.replace("if tools", "if false")])
-def test_a_template_that_knows_no_tools_is_taught_them(source: str, tmp_path: Path) -> None:
+TOOLLESS = {
+    "smollm2": (PLAIN, "<|im_end|>"),
+    "mistral": (INST, "</s>"),
+    "llama, which shows none": (LLAMA.replace("if tools", "if false"), "<|eot_id|>"),
+    **published.PLAIN,
+}
+"""Templates that know no tools, and what ends a turn under them."""
+
+
+@pytest.mark.parametrize("name", TOOLLESS)
+def test_a_template_that_knows_no_tools_is_taught_them(name: str, tmp_path: Path) -> None:
     """The tools are described once, calls are text, replies are a turn of the user; transformers lays it out alike."""
+    source, stop = TOOLLESS[name]
     folder = folder_of(tmp_path / "model", source, bos_token="<s>", eos_token="</s>")
     template = template_for("model", folder, [PYTHON, OTHER])
+    assert template.stop == stop
     opening = text_of(template.opening("What is 6*7?", [PYTHON, OTHER], None))
     assert opening.count("# Tools") == opening.count('"name": "search"') == 1 and template.calls is HERMES
     assert opening.index("# Tools") < opening.index("What is 6*7?")

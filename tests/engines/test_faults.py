@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 
 import pytest
 
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
+from tests.contracts.engines import Letters
 from tests.faulty import NO_TOKEN, Fault, FaultKind, FaultyEngine
 from tests.scripted import ScriptedEngine
-
-
-class Letters:
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(map(chr, token_ids))
 
 
 def engine(*faults: Fault) -> FaultyEngine:

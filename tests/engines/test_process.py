@@ -15,11 +15,8 @@ import pytest
 
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.rollout import fleet as fleet_module
-from rocstar.rollout.fleet import Fleet
-from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.types import Completion, Finish, Sampling, Weights
-from tests.engines.plain import IDS, until, written
+from tests.engines.plain import until
 
 PLAIN = "tests.engines.plain_child"
 PROMPT = (3, 4, 5)
@@ -153,29 +150,3 @@ def test_a_child_ends_with_its_parent_however_that_ends(stopped: bool) -> None:
         parent.kill()
     child.wait(30)
     assert not child.is_running()
-
-
-async def test_a_fleet_loses_nothing_by_a_process_and_begins_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First one that is killed, then one that is stopped."""
-    monkeypatch.setattr(fleet_module, "TICK_SECONDS", 0.05)
-    monkeypatch.setattr(fleet_module, "FIRST_PAUSE", 0.01)
-    engines = {"a": plain(), "b": plain()}
-    await asyncio.gather(*(engine.restart(None) for engine in engines.values()))
-    told: list[str] = []
-    fleet = Fleet(
-        engines, KvScheduler(), vocab_size=IDS, patience_seconds=5.0, tell=lambda event, **_: told.append(event)
-    )
-    await fleet.load_weights(Weights(version=2, folder="w"))
-    wanted = written(PROMPT, Sampling(max_new_tokens=300, seed=0))
-    for name, number in (("a", signal.SIGKILL), ("b", signal.SIGSTOP)):
-        turns = [asyncio.create_task(ask(fleet, f"{name}{n}", tokens=300)) for n in range(6)]
-        await until(lambda: all(engine.load().running == 3 for engine in engines.values()))
-        strike(engines[name], number)
-        assert [(await turn).token_ids for turn in turns] == [wanted] * 6
-        await until(lambda: "engine_back" in told)
-        assert told == ["engine_lost", "engine_back"]
-        told.clear()
-        assert engines[name].load().policy_version == 2
-    assert {(await ask(fleet, f"t{n}")).version_spans for n in range(4)} == {((2, 5),)}
-    await fleet.close()
-    await asyncio.gather(*(engine.close() for engine in engines.values()))

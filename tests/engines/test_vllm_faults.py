@@ -16,8 +16,6 @@ import pytest
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import VllmSettings
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
-from rocstar.rollout import fleet as fleet_module
-from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.types import Canary, Completion, Finish, Sampling, Weights
 from tests.engines.plain import until
 from tests.engines.vllm_stand_in import (
@@ -361,26 +359,6 @@ async def test_each_request_has_a_connection_and_an_id_of_its_own_and_none_is_se
 # -- waits -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_fleet_takes_out_a_server_that_does_nothing_for_too_long(
-    server: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_module, "TICK_SECONDS", 0.05)
-    told: list[str] = []
-    async with opened(server) as engine:
-        server.free.clear()
-        fleet = fleet_module.Fleet(
-            {"v": engine}, KvScheduler(), patience_seconds=SHORT, tell=lambda event, **more: told.append(more["reason"])
-        )
-        asked = [asyncio.create_task(ask(fleet, f"r{n}")) for n in range(3)]
-        await until(lambda: bool(told))
-        assert told == ["no progress for 2 s with 3 turns to do"]
-        for task in asked:
-            task.cancel()
-        await fleet.close()
-        server.free.set()
-        assert len((await ask(engine, "later")).token_ids) == 4
-
-
 async def test_a_server_that_works_is_waited_for_beyond_any_patience(server: StandIn) -> None:
     async with opened(server, SHORT) as engine:
         server.free.clear()
@@ -389,6 +367,7 @@ async def test_a_server_that_works_is_waited_for_beyond_any_patience(server: Sta
             server.produced += 1
             await asyncio.sleep(SHORT / 4)
         assert not slow.done()
+        await until(lambda: engine.load().produced_tokens == 8)  # by which a fleet sees that it does something
         server.free.set()
         assert len((await slow).token_ids) == 4
 

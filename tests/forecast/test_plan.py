@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -25,6 +26,7 @@ from rocstar.forecast.plan import (
     shared_out,
     weighed_plan,
 )
+from rocstar.forecast.workload import synthetic_workload, with_mean
 from rocstar.parts.memory import host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
 from rocstar.parts.shape import PUBLISHED, shape_of
@@ -224,24 +226,16 @@ def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:
     assert (turns.learners, turns.engines) == (8, 8) and 1.7 * turns.hours < apart.hours
 
 
-def placed(*settings: str, memory: float = 80e9) -> Placement:
-    recipe = load_recipe(RECIPES / "7b-8gpu.toml", settings)
-    machines = {"m": tuple(map(str, range(16)))}
-    return place(recipe, shape_of(recipe.model), machines, memory, positions=recipe.longest_response)
-
-
-def test_memory_is_shared_by_ranks_and_spared_by_what_is_switched_on() -> None:
-    parameters = PUBLISHED["Qwen/Qwen2.5-7B-Instruct"].parameters
-    alone, four = (placed(f"cluster.learners={ranks}")["learner-0"].total for ranks in (1, 4))
-    assert alone > 16 * parameters > four
-    offloaded = placed("cluster.offload_optimizer=true")["learner-0"].total
-    assert four - offloaded == pytest.approx(16 * parameters / 4), "weights and gradients too (FSDP2)"
-
-
 def test_training_is_refused_on_gpus_that_cannot_hold_it_and_not_on_those_that_can() -> None:
-    placed(memory=GPUS["h200"].memory_bytes).refuse()
+    recipe, machines = load_recipe(RECIPES / "7b-8gpu.toml"), {"m": tuple(map(str, range(8)))}
+
+    def placed(gpu: str) -> Placement:
+        shape, memory = shape_of(recipe.model), GPUS[gpu].memory_bytes
+        return place(recipe, shape, machines, memory, positions=recipe.longest_response)
+
+    placed("h200").refuse()
     with pytest.raises(ConfigError, match=r"a learner needs \d+ GB and a GPU here gives 22 GB; the largest part is"):
-        placed(memory=GPUS["4090"].memory_bytes).refuse()
+        placed("4090").refuse()
 
 
 def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,3 +276,12 @@ def test_epochs_are_planned_where_their_rows_can_be_read(
     Path("sft/rows.jsonl").write_text((json.dumps(row) + "\n") * 1000)
     run([*command, "stage.sft.sft.warmup_steps=1"])
     assert json.loads(capsys.readouterr().out)["stages"][0]["steps"] == 24  # 3 x 1,000 / 128
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.8, 0.97])
+def test_no_response_exceeds_its_cap_whatever_the_mean(share: float) -> None:
+    work = synthetic_workload("even", problems=50, attempts=8, limit=1000, seed=0)
+    found = with_mean(work, 1000 * share, prompt_tokens=90)
+    assert fmean(attempt.response_tokens for attempt in found) == pytest.approx(1000 * share, rel=0.02)
+    assert all(attempt.response_tokens <= 1000 + len(attempt.turns) for attempt in found)
+    assert fmean(attempt.prompt_tokens for attempt in found) == pytest.approx(90, rel=0.02)

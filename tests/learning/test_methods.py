@@ -19,7 +19,15 @@ from rocstar.config.sections import LearningSection
 from rocstar.config.unread import RULES
 from rocstar.learning import head
 from rocstar.learning.learner import _by_row
-from rocstar.learning.methods import CHOICES, LOSSES, covariances, loss_of
+from rocstar.learning.methods import (
+    CHOICES,
+    LOSSES,
+    MAX_LOG_RATIO,
+    covariances,
+    importance_weights,
+    kl_to_reference,
+    loss_of,
+)
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, RowOrigin, seed_for
 from tests.learning import examples
@@ -94,20 +102,85 @@ BY_HAND: dict[str, Slopes] = {
 }
 
 
+def tokens_of(
+    new: Sequence[float], old: Sequence[float], advantages: Sequence[float], attempts: Sequence[int]
+) -> PolicyTokens:
+    """Sampled at the old log-probabilities, none of them chosen."""
+    return PolicyTokens(
+        logprobs=torch.tensor(new, dtype=torch.double, requires_grad=True),
+        old_logprobs=torch.tensor(old, dtype=torch.double),
+        sampled_logprobs=torch.tensor(old, dtype=torch.double),
+        advantages=torch.tensor(advantages, dtype=torch.double),
+        attempts=torch.tensor(attempts),
+        chosen=torch.zeros(len(attempts), dtype=torch.bool),
+    )
+
+
+def grpo_at(ratios: Sequence[float], advantage: float, dual_clip: float = 0.0) -> tuple[float, list[float], int]:
+    """Of tokens with these ratios: the summed loss, its gradient by their logprobs, how many are clipped."""
+    new, none = [math.log(ratio) - 1 for ratio in ratios], [0] * len(ratios)
+    tokens = tokens_of(new, [-1.0] * len(ratios), [advantage] * len(ratios), none)
+    losses, clipped = LOSSES["grpo"](tokens, LearningSection(clip_low=LOW, clip_high=HIGH, dual_clip=dual_clip))
+    (slopes,) = torch.autograd.grad(losses.sum(), tokens.logprobs)
+    return losses.sum().item(), slopes.tolist(), int(clipped.sum())
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advantage", "dual_clip", "total", "gradient", "clipped"),
+    [
+        # 1.1, 1.5 (clipped to 1.28) and 0.5 (below the lower bound, but lower is already worse: not clipped):
+        # -(2.2 + 2.56 + 1.0), and -ratio * A where not clipped.
+        ([1.1, 1.5, 0.5], 2.0, 0.0, -5.76, [-2.2, 0.0, -1.0], 1),
+        # 0.9 as it is, 0.5 clipped to 0.8, 2.0 not clipped: 0.9 + 0.8 + 2.0.
+        ([0.9, 0.5, 2.0], -1.0, 0.0, 3.7, [0.9, 0.0, 2.0], 1),
+        # The second clip, at 3: 0.5 clipped to 0.8, 2.9 as it is, 5 bounded to 3 and without a gradient.
+        ([0.5, 2.9, 5.0], -2.0, 3.0, 1.6 + 5.8 + 6, [0.0, 5.8, 0.0], 2),
+        ([0.5, 2.9, 5.0], -2.0, 0.0, 1.6 + 5.8 + 10, [0.0, 5.8, 10.0], 1),
+        # It leaves right attempts alone.
+        ([0.1, 1.2, 5.0], 2.0, 3.0, -(0.2 + 2.4 + 2.56), [-0.2, -2.4, 0.0], 1),
+    ],
+)
+def test_three_tokens_of_grpo_by_hand(
+    ratios: list[float], advantage: float, dual_clip: float, total: float, gradient: list[float], clipped: int
+) -> None:
+    found, slopes, bounded = grpo_at(ratios, advantage, dual_clip)
+    assert (found, slopes) == (pytest.approx(total, rel=1e-6), pytest.approx(gradient, rel=1e-6))
+    assert bounded == clipped
+
+
+def test_one_hopelessly_mismatched_token_leaves_the_loss_finite() -> None:
+    loss, gradient, _ = grpo_at([math.exp(30), 1.0], -1.0)
+    assert loss == pytest.approx(math.exp(MAX_LOG_RATIO) + 1, rel=1e-5)
+    assert all(map(math.isfinite, gradient))
+
+
+def test_the_kl_estimate_is_never_negative_zero_for_equal_models_and_right_on_average() -> None:
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    each = kl_to_reference(p.log(), q.log())
+    assert each.shape == p.shape and (each >= 0).all() and each[1] == 0 < each[0]
+    assert float((p * each).sum()) == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-5)
+
+
+def test_importance_weights_are_the_quotient_of_learner_and_engine_between_cap_and_floor() -> None:
+    """Learner at half, exactly, twice and nine times the engine's probability."""
+    old = torch.tensor([0.1, 0.2, 0.4, 0.9]).log().requires_grad_()
+    sampled = torch.tensor([0.2, 0.2, 0.2, 0.1]).log()
+    weights, capped = importance_weights(old, sampled, 2.0)
+    assert weights.tolist() == pytest.approx([0.5, 1.0, 2.0, 2.0], rel=1e-6) and not weights.requires_grad
+    assert capped[3] and not capped[:2].any()
+    assert importance_weights(old, sampled, 3.0)[1].tolist() == [False, False, False, True]
+    weights, outside = importance_weights(old, sampled, 5.0, 0.6, masks=True)  # IcePop's, at its bounds
+    assert weights.tolist() == pytest.approx([0, 1, 2, 0]) and outside.tolist() == [True, False, False, True]
+    assert importance_weights(old, sampled, 5.0, masks=True)[0].tolist() == pytest.approx([0.5, 1, 2, 0])
+
+
 def drawn(lengths: Sequence[int], spread: float) -> PolicyTokens:
     rng = random.Random(7)
     attempts = [place for place, count in enumerate(lengths) for _ in range(count)]
     advantages = [rng.choice((-1.5, -0.5, 0.5, 1.0)) for _ in lengths]
     old = [-rng.uniform(0.01, 4) for _ in attempts]
     new = [min(-0.005, o + rng.gauss(0, spread)) for o in old]
-    return PolicyTokens(
-        logprobs=torch.tensor(new, dtype=torch.double, requires_grad=True),
-        old_logprobs=torch.tensor(old, dtype=torch.double),
-        sampled_logprobs=torch.tensor(old, dtype=torch.double),
-        advantages=torch.tensor([advantages[at] for at in attempts], dtype=torch.double),
-        attempts=torch.tensor(attempts),
-        chosen=torch.zeros(len(attempts), dtype=torch.bool),
-    )
+    return tokens_of(new, old, [advantages[at] for at in attempts], attempts)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.5])

@@ -102,12 +102,6 @@ class Counting(ScriptedVerifier):
         return await super().verify_all(attempts)
 
 
-async def test_a_group_is_verified_in_one_call() -> None:
-    verifier = Counting(lambda problem, trajectory: Verdict.RIGHT)
-    await roller(Listening(), verifier=verifier).roll([PROBLEM, OTHER], attempts=3, seed=1)
-    assert sorted(verifier.calls) == sorted([[(problem.id, n) for n in range(3)] for problem in (PROBLEM, OTHER)])
-
-
 async def test_a_group_is_verified_while_another_still_runs() -> None:
     """The other problem's attempts never end; the verdicts of the first are there all the same."""
 

@@ -18,7 +18,6 @@ from rocstar.forecast.policies import LeastRequests  # noqa: E402
 from rocstar.forecast.simulate import simulate  # noqa: E402
 from rocstar.forecast.workload import PlannedAttempt, planned, shrunk, synthetic_workload  # noqa: E402
 
-WAVES = 3  # fillings of the cache, one after another, in the designed workload that only feeds
 SIZES = with_costs(
     EngineModel(
         capacity_tokens=2048,
@@ -37,25 +36,17 @@ SIZES = with_costs(
 )
 
 
-def designed(model: EngineModel, *, longest: int) -> list[list[PlannedAttempt]]:
+def designed(longest: int) -> list[list[PlannedAttempt]]:
     """Workloads for one engine that tell its costs apart: alone, in small and large batches, with short and long
-    contexts up to a full cache, with much to feed, and with many short turns. `longest`: most tokens of one attempt.
-    Most take a hundred steps or more, since a few steps say less than what else the machine does meanwhile. Nobody
-    gives way; with much to feed most wait for room first."""
-    short, long = max(2, longest // 16), max(4, longest // 2)
-    some, rest = max(1, longest // 4), max(1, longest - long - short)
-
-    def fitting(tokens: int) -> int:
-        """Attempts of so many tokens that the cache holds at once, each with a page more."""
-        return max(1, min(model.most_running, model.capacity_tokens // model.in_pages(tokens + model.page_tokens)))
-
-    full, deep, few = fitting(short + some), fitting(long + rest), max(1, fitting(short + some) // 4)
+    contexts, with much to feed while most wait for room, and with many short turns. `longest`: most tokens of one
+    attempt, of which the cache holds fourteen. Nobody gives way."""
+    short, some, long = longest // 16, longest // 4, longest // 2
     return [
-        *(_alike(count, short, (some,)) for count in sorted({1, few, full})),
-        *(_alike(count, long, (rest,)) for count in sorted({1, deep})),
-        _alike(WAVES * fitting(long + 1), long, (1,)),
-        _alike(few, short, (1,) * some),
-        _alike(few, short, tuple(range(1, 1 + max(1, short // 2)))),
+        *(_alike(count, short, (some,)) for count in (1, 4, 16)),
+        *(_alike(count, long, (longest - long - short,)) for count in (1, 14)),
+        _alike(48, long, (1,)),
+        _alike(4, short, (1,) * some),
+        _alike(4, short, tuple(range(1, 1 + short // 2))),
     ]
 
 
@@ -72,7 +63,7 @@ costs = st.tuples(
 
 def measured(model: EngineModel, longest: int = 64) -> list[Trial]:
     trials = []
-    for attempts in designed(SIZES, longest=longest):
+    for attempts in designed(longest):
         ends = simulate(attempts, {"engine0": model}, LeastRequests()).ends
         trials.append(Trial(attempts=attempts, ends=ends))
     return trials

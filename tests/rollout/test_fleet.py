@@ -298,14 +298,6 @@ async def test_a_turn_that_gets_no_engine_waits_for_tools_of_others_and_not_for_
     await fleet.close()
 
 
-async def test_new_weights_reach_all_engines() -> None:
-    a, b = PlainEngine(), PlainEngine()
-    async with opened(a=a, b=b) as fleet:
-        await fleet.load_weights(Weights(version=3, folder="w"))
-        assert a.version == b.version == fleet.load().policy_version == 3
-        assert (await ask(fleet)).version_spans == ((3, 5),)
-
-
 async def test_an_engine_that_dies_over_new_weights_is_taken_out_and_has_them_when_it_is_back() -> None:
     told, a = Told(), Faulty()
     a.dead = True
@@ -471,18 +463,6 @@ async def test_weights_in_memory_are_not_read_after_the_call() -> None:
         for _ in range(100):
             await asyncio.sleep(0)
         assert a.version == 0 and fleet.load().capacity_tokens == a.capacity
-
-
-async def test_cancelling_whoever_waits_frees_the_request() -> None:
-    a = PlainEngine(pause=0.01)
-    async with opened(a=a) as fleet:
-        turn = asyncio.create_task(ask(fleet, tokens=10**6))
-        await until(lambda: bool(a.running))
-        turn.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await turn
-        await until(lambda: not a.running)
-        assert fleet.load().running == fleet.load().waiting == 0
 
 
 async def test_two_turns_of_a_session_are_done_one_after_the_other() -> None:

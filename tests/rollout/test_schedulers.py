@@ -181,10 +181,16 @@ def ask(
     )
 
 
-def test_a_newcomer_waits_where_the_expected_peak_does_not_fit() -> None:
+def asked_of(count: int) -> KvScheduler:
+    """By so many sessions, each of a group of its own."""
     ours = KvScheduler()
-    for number in range(20):
+    for number in range(count):
         ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    return ours
+
+
+def test_a_newcomer_waits_where_the_expected_peak_does_not_fit() -> None:
+    ours = asked_of(20)
     assert 1 < len(ours.assign({"engine0": FREE}, 0.0)) < 10
 
 
@@ -199,8 +205,8 @@ def test_newcomers_with_more_work_than_those_before_them_are_admitted_at_once_wh
 def test_a_newcomer_is_admitted_once_all_others_wait_for_their_tools() -> None:
     """Their tools may wait for what the newcomer holds, such as one of the connections of an agent's client."""
     ours, engines = KvScheduler(), {"engine0": FREE}
-    for number in range(20):
-        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    for number in range(20):  # of which the cache holds two, with hardly a token more
+        ours.ask(ask(f"{number}", group=f"{number}", tokens=490, prompt=490), 0.0)
     admitted = 0
     while admitted < 20:
         found = ours.assign(engines, admitted)
@@ -224,10 +230,12 @@ def test_a_newcomer_that_fits_the_later_engine_only_is_admitted_there() -> None:
     assert admitted == 12
 
 
-def test_whoever_is_alone_needs_no_forecast() -> None:
+def test_whoever_is_alone_on_an_engine_needs_no_forecast() -> None:
     ours = KvScheduler()
-    ours.ask(ask("0", limit=100_000), 0.0)
-    assert ours.assign({"engine0": FREE}, 0.0) == [Assignment("0/0", "engine0")]
+    for session in "01":
+        ours.ask(ask(session, group=session, tokens=995, prompt=995, limit=100_000), 0.0)
+    found = ours.assign({"engine0": FREE, "engine1": FREE}, 0.0)
+    assert sorted(found) == [Assignment("0/0", "engine0"), Assignment("1/0", "engine1")]
 
 
 def test_a_request_larger_than_an_engine_waits_for_a_larger_one() -> None:
@@ -275,9 +283,7 @@ def test_what_a_lost_engine_worked_on_is_asked_of_another_and_what_waited_for_a_
 
 
 def test_a_closed_session_is_not_served_and_frees_its_room() -> None:
-    ours = KvScheduler()
-    for number in range(20):
-        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    ours = asked_of(20)
     served = ours.assign({"engine0": FREE}, 0.0)
     waiting = [f"{number}" for number in range(20) if f"{number}/0" not in dict(served)]
     ours.close(waiting[0], 1.0)
@@ -323,14 +329,12 @@ def test_more_is_admitted_where_an_engine_does_not_count_what_waits_for_tools() 
 
 
 def test_an_engine_that_nobody_has_seen_at_work_gets_as_much_as_the_others() -> None:
-    ours = KvScheduler()
-    for number in range(100):
-        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    ours = asked_of(100)
     begun = dict(ours.assign({"engine0": loaded(0, capacity=6_000)}, 0.0))
     for produced, request in enumerate(begun, start=1):
         ours.answered(request, 10, float(produced))
         ours.close(request.partition("/")[0], float(produced))
-        ours.assign({"engine0": loaded(10_000 * produced, capacity=6_000)}, float(produced))
+        ours.assign({"engine0": loaded(10_000 * produced, used=3_000, capacity=6_000)}, float(produced))
     engines = {"engine0": loaded(10_000 * len(begun), capacity=6_000), "engine1": replace(FREE, capacity_tokens=6_000)}
     for number in range(100, 200):
         ours.ask(ask(f"{number}", group=f"{number}"), 100.0)
@@ -344,9 +348,7 @@ def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room
     keeps_idle: bool, grown: int
 ) -> None:
     """It stays where its cache is while the forecast has room for it there, and where its cache is there still."""
-    ours = KvScheduler()
-    for number in range(140):
-        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    ours = asked_of(140)
     first = dict(ours.assign({"engine0": loaded(0)}, 0.0))
     assert len(first) == 140
     for number in range(200):
@@ -366,9 +368,7 @@ def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room
 
 def test_who_has_left_an_engine_is_served_in_the_order_in_which_all_came_back() -> None:
     """Were the last served first, the first would wait until no others came back."""
-    ours = KvScheduler()
-    for number in range(140):
-        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    ours = asked_of(140)
     ours.assign({"engine0": loaded(0)}, 0.0)
     for number in range(200):
         ours.ask(ask(f"new{number}", group=f"new{number}"), 1.0)
@@ -384,9 +384,7 @@ def test_who_has_left_an_engine_is_served_in_the_order_in_which_all_came_back() 
 
 
 def test_who_returns_to_an_engine_that_overflows_stays_where_over_committing_pays() -> None:
-    ours = KvScheduler()
-    for number in range(4):
-        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    ours = asked_of(4)
     ours.assign({"engine0": loaded(0)}, 0.0)
     ours.answered("0/0", 20, 1.0)
     ours.ask(ask("0", group="0", turn=1, tokens=130, limit=370), 1.0)
@@ -395,9 +393,7 @@ def test_who_returns_to_an_engine_that_overflows_stays_where_over_committing_pay
 
 
 def test_a_turn_may_move_to_an_engine_that_came_when_nobody_waited() -> None:
-    ours = KvScheduler()
-    for number in range(4):
-        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    ours = asked_of(4)
     ours.assign({"engine0": loaded(0)}, 0.0)
     for turn, clock in enumerate((1.0, 2.0)):
         for number in range(4):

@@ -12,8 +12,7 @@ from rocstar.support.watch import RUN, Watch
 from rocstar.types import EngineLoad, Problem, Sampling, Trajectory
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, program, roller
 from tests.rollout.test_collect import OTHER
-from tests.scripted import ScriptedEngine
-from tests.test_watch import Clock
+from tests.scripted import Clock, ScriptedEngine
 
 
 async def test_attempts_and_their_calls_are_counted_as_they_end_and_nothing_else_changes() -> None:
