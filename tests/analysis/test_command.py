@@ -201,23 +201,6 @@ def test_what_cannot_be_analysed_is_said(
     assert words in capsys.readouterr().err
 
 
-def test_the_last_step_of_an_evaluation_is_meant_unless_one_is_given(tmp_path: Path) -> None:
-    from rocstar.errors import ConfigError
-    from rocstar.record.evaluations import find_evaluation
-
-    made = made_run(tmp_path)
-    for name, step in (("math-1", 1), ("math-1", 2), ("aime-2", 1)):
-        made.evaluation(name, step).mkdir(parents=True)
-        write_json(made.evaluation(name, step) / "result.json", {})
-    base = tmp_path / "runs"
-    assert find_evaluation("r/math", base) == made.evaluation("math-1", 2)
-    assert find_evaluation("last/math@1", base) == made.evaluation("math-1", 1)
-    with pytest.raises(ConfigError, match="may be any of r/aime-2@1, r/math-1@2"):
-        find_evaluation("r/", base)
-    with pytest.raises(ConfigError, match="there are: r/aime-2@1, r/math-1@1, r/math-1@2"):
-        find_evaluation("r/gsm8k", base)
-
-
 def test_entropies_at_two_temperatures_stand_in_two_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = RunFolder(tmp_path / "runs" / "r")
     made.path.mkdir(parents=True)
