@@ -143,12 +143,6 @@ def test_an_evaluation_says_which_questions_its_run_had_trained_on(
     assert told(capsys, "r/test", "--runs", str(tmp_path / "runs"))["contamination"] is None, "nobody knows"
 
 
-def test_siblings_give_their_question_once(tmp_path: Path) -> None:
-    """Of the 8.4 million attempts of a run of the paper's size, an evaluation is compared with 260,000."""
-    made = made_run(tmp_path)
-    assert list(trained_questions(made, 2)) == ["What is p?", "What is p?"]
-
-
 def test_attempts_of_each_nth_step_back_from_the_last_are_read_and_the_metrics_of_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,11 +162,12 @@ def test_how_many_files_were_read_is_told(tmp_path: Path) -> None:
     assert told == [(1, 2), (2, 2)]
 
 
-def test_training_up_to_the_evaluated_step_counts(tmp_path: Path) -> None:
+def test_training_up_to_the_evaluated_step_counts_and_siblings_give_their_question_once(tmp_path: Path) -> None:
+    """Of the 8.4 million attempts of a run of the paper's size, an evaluation is compared with 260,000."""
     made = made_run(tmp_path)
     written(made.rollout_file(2), [attempt([turn(None)], problem="late")], step=2)
-    assert set(trained_questions(made, 1)) == {"What is p?"}
-    assert set(trained_questions(made, 2)) == {"What is p?", "What is late?"}
+    assert list(trained_questions(made, 1)) == ["What is p?"]
+    assert list(trained_questions(made, 2)) == ["What is p?", "What is late?"]
 
 
 def test_pictures_of_two_runs_are_drawn(tmp_path: Path) -> None:
