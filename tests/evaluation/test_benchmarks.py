@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from rocstar.evaluation.recall import FILE
 from rocstar.evaluation.scorers.choice import WRONG
 from rocstar.support import exits
 from tests.evaluation.served import Said, served, text
+from tests.published import DATA
 
-DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 AIME = [{"id": n, "problem": f"{n}+1?", "answer": str(n + 1)} for n in range(6)]
 SMALL = ["sandbox.preload=[]", "sandbox.slots=1"]
 ONE_TURN = ["--max-response-tokens", "64", *SMALL]

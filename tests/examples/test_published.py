@@ -15,10 +15,10 @@ from rocstar.config.sections import DataSection
 from rocstar.config.shipped import recipes_folder
 from rocstar.support.plugins import load
 from rocstar.types import Problem
+from tests.published import DATA, WORD_PROBLEMS
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 GSM8K = DATA / "gsm8k" / "train.jsonl.gz"
-MAWPS = DATA / "word_problems" / "mawps_asdiv_a_train.csv.gz"
+MAWPS = WORD_PROBLEMS / "mawps_asdiv_a_train.csv.gz"
 
 
 def published(name: str) -> Any:
