@@ -38,12 +38,6 @@ def test_copying_attempts_does_not_narrow_the_interval() -> None:
     assert avg_at_k([[True, False] * 9, [False] * 18, [True] * 18]) == once
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_the_interval_is_wide_where_all_problems_agree(share: float) -> None:
-    right = {0.0: [False, False], 0.5: [True, False], 1.0: [True, True]}[share]
-    assert avg_at_k([right] * 5) == wilson(5 * share, 5)
-
-
 @pytest.mark.parametrize(
     ("right", "k", "value"),
     [
