@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,14 +158,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.terminate()
 
 
-def trained(base: Path, folder: Path, *settings: str) -> list[dict[str, Any]]:
-    """The attempts of one RL step."""
-    place = workplace(folder / "place")
-    ended = Command.start(place, "train", "tiny.toml", *begun(base, run=cold_run), *BRIEF, *settings).wait()
-    assert ended.code == 0, ended.told
-    rows = read_rollouts(RunFolder(place / "runs" / "tiny"), 3)
-    assert len(rows) == 8 and not any(row["fault"] for row in rows)
-    return rows
+Train = Callable[..., list[dict[str, Any]]]
+"""Settings -> the attempts of one RL step."""
+
+
+@pytest.fixture
+def train(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    def trained(*settings: str) -> list[dict[str, Any]]:
+        place, cold = workplace(tmp_path / "place"), begun(tmp_path_factory.getbasetemp(), run=cold_run)
+        ended = Command.start(place, "train", "tiny.toml", *cold, *BRIEF, *settings).wait()
+        assert ended.code == 0, ended.told
+        rows = read_rollouts(RunFolder(place / "runs" / "tiny"), 3)
+        assert len(rows) == 8 and not any(row["fault"] for row in rows)
+        return rows
+
+    return trained
 
 
 async def attempted(agent: str, problem: Problem, *replies: str) -> Trajectory:
@@ -195,12 +202,8 @@ def taskset_problem(file: Path, text: str, options: Mapping[str, Any] = QUICK) -
 
 
 @pytest.mark.slow
-def test_an_episode_of_verifiers_is_an_attempt_with_its_reward(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    rows = trained(
-        tmp_path_factory.getbasetemp(),
-        tmp_path,
+def test_an_episode_of_verifiers_is_an_attempt_with_its_reward(train: Train) -> None:
+    rows = train(
         "data.source=rocstar.adapters.verifiers:TasksetProblems",
         "data.options.taskset.id=sums_v1",
         "data.options.agent.harness.id=quick",
@@ -257,12 +260,8 @@ async def test_an_episode_that_nobody_scored_or_whose_reward_is_no_number_is_a_f
 
 
 @pytest.mark.slow
-def test_a_solver_of_inspect_ai_makes_attempts_that_its_scorer_judges(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    rows = trained(
-        tmp_path_factory.getbasetemp(),
-        tmp_path,
+def test_a_solver_of_inspect_ai_makes_attempts_that_its_scorer_judges(train: Train) -> None:
+    rows = train(
         "data.source=rocstar.adapters.inspect_tasks:Samples",
         "data.options.task=sums:sums",
         "rollout.agent=rocstar.adapters.inspect_tasks:solve",
@@ -274,12 +273,8 @@ def test_a_solver_of_inspect_ai_makes_attempts_that_its_scorer_judges(
 
 
 @pytest.mark.slow
-def test_a_session_of_an_openenv_server_is_an_attempt(
-    server: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    rows = trained(
-        tmp_path_factory.getbasetemp(),
-        tmp_path,
+def test_a_session_of_an_openenv_server_is_an_attempt(server: str, train: Train) -> None:
+    rows = train(
         "data.source=rocstar.adapters.openenv:Seeds",
         f"data.options.url={server}",
         "data.options.sessions=4",
@@ -296,10 +291,8 @@ def test_a_session_of_an_openenv_server_is_an_attempt(
 
 
 @pytest.mark.slow
-def test_a_generator_of_reasoning_gym_is_trained_on(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    rows = trained(
-        tmp_path_factory.getbasetemp(),
-        tmp_path,
+def test_a_generator_of_reasoning_gym_is_trained_on(train: Train) -> None:
+    rows = train(
         "data.source=rocstar.adapters.reasoning_gym:Generator",
         "data.options.name=letter_counting",
         "data.options.config.max_words=5",

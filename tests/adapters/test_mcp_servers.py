@@ -75,12 +75,6 @@ async def test_the_git_server_changes_what_each_attempt_has_of_its_own(places: l
         await own[0].close()
 
 
-async def test_two_servers_stand_side_by_side() -> None:
-    tools = tools_of("mcp_server_time", "mcp_server_git")
-    assert {"convert_time", "git_status"} <= {spec.name for spec in tools.specs}
-    await asyncio.gather(*(tool.close() for tool in tools.own()))
-
-
 async def test_an_attempt_of_a_run_calls_both(places: list[Path]) -> None:
     tools = tools_of("mcp_server_time", f"mcp_server_git --repository {places[0]}")
     calls = [render_call("convert_time", TOKYO), render_call("git_status", {"repo_path": str(places[0])})]

@@ -46,27 +46,20 @@ def scored(problem: Problem, answer: str) -> float:
 
 @pytest.mark.parametrize("name", sorted(DATASETS))
 def test_a_generator_loads_and_its_own_answers_are_right_and_others_wrong(name: str) -> None:
+    """Scorers that the model's text can run or hold up are refused unless trusted."""
     if name in REFUSED:
         with pytest.raises(ConfigError, match=REFUSED[name]):
             task(name)
         return
-    made = task(name)
+    if name in UNTRUSTED:
+        with pytest.raises(ConfigError, match="evaluates the model's text as Python"):
+            task(name, trusted=False)
+    made = task(name, trusted=name in UNTRUSTED)
     for problem in (*made.problems(), *made.heldout()):
         assert problem.question
         assert scored(problem, problem.answer) == (name not in WITHOUT_AN_ANSWER)
         assert scored(problem, "banana") == scored(problem, "") == scored(problem, "\\frac{") == 0.0
         assert score(problem.source, f"So {problem.answer}.", problem.answer, problem.metadata) == 0.0  # no box
-
-
-def test_scorers_that_the_models_text_can_run_or_hold_up_are_refused_unless_trusted() -> None:
-    refused = set()
-    for name in DATASETS:
-        try:
-            task(name, heldout=0, trusted=False)
-        except ConfigError as error:
-            if "evaluates the model's text as Python" in str(error):
-                refused.add(name)
-    assert refused == UNTRUSTED
 
 
 def test_seed_and_size_decide_the_problems_and_held_out_ones_are_others() -> None:

@@ -25,7 +25,7 @@ from tests.adapters import tiny_model
 from tests.sandbox_service.support import running
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-DRAWN, KEEP, STEPS = 8, 4, 3
+DRAWN, KEEP, STEPS = 8, 4, 2
 
 
 @pytest.fixture(scope="module")

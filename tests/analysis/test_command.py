@@ -143,12 +143,6 @@ def test_an_evaluation_says_which_questions_its_run_had_trained_on(
     assert told(capsys, "r/test", "--runs", str(tmp_path / "runs"))["contamination"] is None, "nobody knows"
 
 
-def test_siblings_give_their_question_once(tmp_path: Path) -> None:
-    """Of the 8.4 million attempts of a run of the paper's size, an evaluation is compared with 260,000."""
-    made = made_run(tmp_path)
-    assert list(trained_questions(made, 2)) == ["What is p?", "What is p?"]
-
-
 def test_attempts_of_each_nth_step_back_from_the_last_are_read_and_the_metrics_of_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,11 +162,12 @@ def test_how_many_files_were_read_is_told(tmp_path: Path) -> None:
     assert told == [(1, 2), (2, 2)]
 
 
-def test_training_up_to_the_evaluated_step_counts(tmp_path: Path) -> None:
+def test_training_up_to_the_evaluated_step_counts_and_siblings_give_their_question_once(tmp_path: Path) -> None:
+    """Of the 8.4 million attempts of a run of the paper's size, an evaluation is compared with 260,000."""
     made = made_run(tmp_path)
     written(made.rollout_file(2), [attempt([turn(None)], problem="late")], step=2)
-    assert set(trained_questions(made, 1)) == {"What is p?"}
-    assert set(trained_questions(made, 2)) == {"What is p?", "What is late?"}
+    assert list(trained_questions(made, 1)) == ["What is p?"]
+    assert list(trained_questions(made, 2)) == ["What is p?", "What is late?"]
 
 
 def test_pictures_of_two_runs_are_drawn(tmp_path: Path) -> None:
@@ -199,23 +194,6 @@ def test_what_cannot_be_analysed_is_said(
     first = str(tmp_path / arguments[0]) if "." in arguments[0] else arguments[0]
     assert run(["analyze", first, *arguments[1:], "--runs", str(tmp_path)]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_the_last_step_of_an_evaluation_is_meant_unless_one_is_given(tmp_path: Path) -> None:
-    from rocstar.errors import ConfigError
-    from rocstar.record.evaluations import find_evaluation
-
-    made = made_run(tmp_path)
-    for name, step in (("math-1", 1), ("math-1", 2), ("aime-2", 1)):
-        made.evaluation(name, step).mkdir(parents=True)
-        write_json(made.evaluation(name, step) / "result.json", {})
-    base = tmp_path / "runs"
-    assert find_evaluation("r/math", base) == made.evaluation("math-1", 2)
-    assert find_evaluation("last/math@1", base) == made.evaluation("math-1", 1)
-    with pytest.raises(ConfigError, match="may be any of r/aime-2@1, r/math-1@2"):
-        find_evaluation("r/", base)
-    with pytest.raises(ConfigError, match="there are: r/aime-2@1, r/math-1@1, r/math-1@2"):
-        find_evaluation("r/gsm8k", base)
 
 
 def test_entropies_at_two_temperatures_stand_in_two_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

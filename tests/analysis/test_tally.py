@@ -10,7 +10,6 @@ import pytest
 
 from rocstar.analysis.attempts import Attempt, CallFacts, read_attempts
 from rocstar.analysis.tally import LEVELS, AttemptCounts, after_errors, level_of, right_after
-from rocstar.errors import DataError
 from rocstar.types import Stop, Verdict
 from tests.analysis.rows import attempt, turn, written
 
@@ -82,9 +81,3 @@ def test_attempts_that_a_fault_of_ours_ended_are_left_out(tmp_path: Path) -> Non
 )
 def test_difficulty_is_the_share_of_right_attempts(share: float, level: str) -> None:
     assert level in LEVELS and level_of(share) == level
-
-
-def test_a_file_that_holds_no_attempts_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"no")
-    with pytest.raises(DataError, match="is not a file of attempts"):
-        list(read_attempts(tmp_path / "a.parquet", tokens=False))

@@ -74,7 +74,7 @@ def trl_of_lengths(completions: list[str], completion_ids: list[list[int]]) -> l
 
 
 def verl_of_rows(data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
-    seen.append({"data_source": data_source, "text": solution_str, **extra_info})
+    seen.append({**extra_info, "data_source": data_source, "text": solution_str})
     return 1.0
 
 

@@ -16,6 +16,7 @@ from rocstar.answers.plugin import (
     RewardVerifier,
     check_verifier,
     load_reward,
+    reward_of,
     scores,
     verifier_named,
 )
@@ -66,9 +67,17 @@ async def test_a_function_that_hangs_over_cases_is_waited_for_once_as_long_as_in
     assert [one.error for one in found] == ["", *[f"{HERE}moody gave no reward within 0.5 s."] * 2]
 
 
-async def test_calls_are_no_part_of_the_text() -> None:
-    found = await asked("trl", "<tool_call>x</tool_call>", answer="")
-    assert isinstance(found, Outcome) and found.verdict is RIGHT
+async def test_a_case_that_fails_loses_no_other_and_a_text_is_no_number() -> None:
+    def odd(solution_str: str, **_: Any) -> Any:
+        if solution_str == "4":
+            raise SystemExit(3)
+        return {"0": 1 / (solution_str != "2"), "1": 0.5}.get(solution_str, "1")
+
+    found = await scores(reward_of("f", odd), [Case(line=n, text=str(n), gold="") for n in range(5)])
+    assert [one.reward for one in found] == [1.0, 0.5, None, None, None]
+    assert [bool(one.error) for one in found] == [False, False, True, True, True]
+    assert "ZeroDivisionError" in found[2].error and "SystemExit" in found[4].error
+    assert "f gave '1' as the reward of line 3; let it return a number" in found[3].error
 
 
 async def test_none_is_undecided_and_columns_of_the_problem_are_offered() -> None:

@@ -5,9 +5,9 @@ import pytest
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.symbolic import SymbolicChecker
-from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier
+from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, format_facts
 from rocstar.errors import VerifierUnavailable
-from rocstar.types import Status, Stop, Trajectory, Verdict
+from rocstar.types import FormatFacts, Status, Stop, Trajectory, Verdict
 from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn, verified
 
 RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
@@ -62,6 +62,23 @@ async def test_a_truncated_attempt_gets_nothing_for_what_its_tool_printed() -> N
     outcome = await verified(ToolOutputVerifier(Letters()), problem("5"), cut)
     graded = await verified(ToolOutputVerifier(Letters(), truncated="graded"), problem("5"), cut)
     assert (outcome.verdict, outcome.method, graded.verdict) == (WRONG, "truncated", RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("turns", "tags", "reason_after", "boxed"),
+    [
+        ([], 0, False, False),
+        ([r"<answer>\boxed{1}</answer>", "<answer>2</answer> <answer>3"], 2, False, True),
+        (["<answer>", "5</answer>"], 0, False, False),  # a block does not span turns
+        (["<answer>1</answer><reason>but"], 1, True, False),
+        (["<answer>1</answer>", "<reason>but"], 1, True, False),
+        (["<reason>so</reason><answer>1</answer>"], 1, False, False),
+        (["</answer><reason>so</reason><answer>1</answer>"], 1, False, False),
+        (["<reason>so</reason>"], 0, False, False),
+    ],
+)
+def test_the_form_is_counted_over_all_turns(turns: list[str], tags: int, reason_after: bool, boxed: bool) -> None:
+    assert format_facts(turns) == FormatFacts(answer_tags=tags, reason_after_answer=reason_after, boxed=boxed)
 
 
 async def test_format_facts_come_from_what_the_assistant_wrote() -> None:

@@ -11,8 +11,8 @@ import pytest
 from rocstar.data.problems import load_problems
 from rocstar.errors import DataError
 from rocstar.types import problem_id
+from tests.published import DATA
 
-SHARED = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 ROWS = [{"question": "1+1?", "answer": "2", "level": 1}, {"question": "2+2?", "answer": "4", "level": 1}]
 
 
@@ -200,7 +200,7 @@ def test_csv_cells_may_hold_commas_quotes_and_line_breaks(tmp_path: Path) -> Non
 def test_published_files_are_read_as_they_are(
     name: str, columns: dict[str, str], count: int | None, answer: str | None
 ) -> None:
-    path = SHARED / name
+    path = DATA / name
     if not path.is_file():
         pytest.skip(f"{path} is absent; set ROCSTAR_DATA to the data folder")
     problems = load_problems(path, **columns)  # type: ignore[arg-type]

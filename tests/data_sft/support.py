@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from rocstar.data.sft.layouts import LAYOUTS, LayoutContext, conversation
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.dialogue.template import CHAT
 from rocstar.protocols import ToolSpec
+from tests.published import DATA
 
-DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 PYTHON = ToolSpec(
     name="python",
     description="Runs a program.",

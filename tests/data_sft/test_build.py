@@ -113,21 +113,6 @@ def test_rows_longer_than_the_cap_are_refused_and_lengths_are_told(tmp_path: Pat
     assert sheet["tokenizer_sha256"]
 
 
-def test_json_lists_and_parquet_are_read_as_jsonl_is(tmp_path: Path) -> None:
-    rows = chats(*"abc")
-    (tmp_path / "rows.json").write_text(json.dumps(rows, indent=1))
-    files = {"jsonl": str(written(tmp_path / "rows.jsonl", *rows)), "json": str(tmp_path / "rows.json")}
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    files["parquet"] = str(tmp_path / "rows.parquet")
-    for kind, file in files.items():
-        built(tmp_path / kind, {"name": "a", "layout": "messages", "files": [file]})
-    first, *others = [(tmp_path / kind / "rows.jsonl").read_bytes() for kind in files]
-    assert first and all(other == first for other in others)
-
-
 def test_a_build_that_cannot_be_done_leaves_the_one_before(tmp_path: Path) -> None:
     good = source(tmp_path, "a", *chats("a"))
     built(tmp_path / "out", good)

@@ -62,30 +62,6 @@ def test_several_calls_of_one_turn_are_paired_with_their_results(middle: list[tu
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"conversations": "no"}, Refusal.LAYOUT),
-        ({}, Refusal.LAYOUT),
-        ({"conversations": [5]}, Refusal.LAYOUT),
-        (turns(("human", "x"), ("gpt", "y"), tools="{oops"), Refusal.TOOLS),
-        (turns(("human", "x"), ("narrator", "y")), Refusal.ROLES),
-        (turns(("gpt", "y"), ("human", "x")), Refusal.ROLES),
-        (turns(("human", "x"), ("function_call", "get_weather(Paris)")), Refusal.CALL),
-        (turns(("human", "x"), ("function_call", '{"name": "get_weather"}')), Refusal.CALL),
-        (turns(("human", "x"), ("gpt", "<tool_call>{</tool_call>")), Refusal.CALL),
-        (
-            turns(("human", "x"), ("function_call", f"[{CALL_PARIS}, {CALL_ROME}]"), ("observation", "5")),
-            Refusal.NO_RESULT,
-        ),
-        (turns(("human", "x"), ("function_call", CALL_PARIS), ("gpt", "y")), Refusal.ROLES),
-        (turns(("human", "x"), ("function_call", CALL_PARIS.replace("get_", "got_"))), Refusal.UNKNOWN_TOOL),
-    ],
-)  # fmt: skip
-def test_a_broken_sharegpt_row_is_refused(row: dict[str, Any], expected: Refusal) -> None:
-    assert reason("sharegpt", row) is expected
-
-
 # Glaive
 
 
@@ -112,20 +88,6 @@ def test_glaive_texts_become_messages_and_tools() -> None:
 def test_a_quote_inside_glaives_quoted_arguments_is_kept() -> None:
     chat = 'USER: x\nASSISTANT: <functioncall> {"name": "get_weather", "arguments": \'{"city": "L\\\'Isle"}\'}'
     assert shown(read("glaive", GLAIVE | {"chat": chat}))[1] == ("assistant", [("get_weather", {"city": "L'Isle"})])
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"chat": "Hello there"}, Refusal.ROLES),
-        ({"chat": ""}, Refusal.LAYOUT),
-        (GLAIVE | {"chat": "USER: x\nASSISTANT: <functioncall> {oops"}, Refusal.CALL),
-        (GLAIVE | {"system": "SYSTEM: functions -\n{oops"}, Refusal.TOOLS),
-        (GLAIVE | {"system": "SYSTEM: no functions"}, Refusal.UNKNOWN_TOOL),
-    ],
-)
-def test_a_broken_glaive_row_is_refused(row: dict[str, Any], expected: Refusal) -> None:
-    assert reason("glaive", row) is expected
 
 
 # ToolACE
@@ -169,24 +131,6 @@ def test_brackets_that_are_no_calls_are_words() -> None:
     assert shown(read("toolace", ace(("user", "Go."), ("assistant", "[I need a city]"))))[1][1] == "[I need a city]"
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        (ace(("user", "x"), ("assistant", "[geo.find(at=[1)]")), Refusal.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find(1)]")), Refusal.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find(at=open('f'))]")), Refusal.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find(at={1, 2})]")), Refusal.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find(**{})]")), Refusal.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find()]"), ("tool", "[1, 2]"), ("assistant", "y")), Refusal.NO_RESULT),
-        (ace(("user", "x"), ("assistant", "[Market Trends API()]")), Refusal.MISSING_ARGUMENT),
-        (ace(("judge", "x"), ("assistant", "y")), Refusal.ROLES),
-        ({"system": "no tools here", "conversations": []}, Refusal.TOOLS),
-    ],
-)
-def test_a_broken_toolace_row_is_refused(row: dict[str, Any], expected: Refusal) -> None:
-    assert reason("toolace", row) is expected
-
-
 # Magicoder
 
 
@@ -197,20 +141,6 @@ def test_magicoders_one_program_becomes_a_call() -> None:
     assert conversation.messages[1].content == "Sort it." and conversation.tools == (PYTHON,)
     evol = read("magicoder", {"instruction": "Sort.", "response": "```py\nprint(1)\n```"})
     assert shown(evol)[1] == ("assistant", [("python", {"code": "print(1)"})])
-
-
-@pytest.mark.parametrize(
-    "solution",
-    [
-        "no code",
-        "```python\n1\n```\n```python\n2\n```",
-        "```java\nint x;\n```",
-        "```\n1\n```",
-        "```python\nprint 1\n```",
-    ],
-)
-def test_solutions_that_are_not_one_python_program_are_refused(solution: str) -> None:
-    assert reason("magicoder", {"problem": "Sort.", "solution": solution}) is Refusal.CODE
 
 
 # Chat
@@ -229,9 +159,64 @@ def test_chat_layouts_read_their_columns() -> None:
     assert read("messages", {"messages": [asks, {"role": "assistant", "content": "Ho"}]}).tools == ()
 
 
-def test_rows_without_an_answer_and_reasoning_traces_are_refused() -> None:
-    assert reason("pairs", {"prompt": "Hi"}) is Refusal.ROLES
-    assert reason("pairs", {"text": "Hi"}) is Refusal.LAYOUT
-    assert reason("nemotron", {"input": "Hi", "output": "Ho", "reasoning": "on"}) is Refusal.REASONING
-    assert reason("nemotron", {"input": "Hi", "output": "<think>x</think>Ho"}) is Refusal.REASONING
-    assert reason("nemotron", {"input": 5, "output": "Ho"}) is Refusal.LAYOUT
+# Rows that cannot be learnt from
+
+BROKEN: dict[str, list[tuple[dict[str, Any], Refusal]]] = {
+    "sharegpt": [
+        ({"conversations": "no"}, Refusal.LAYOUT),
+        ({}, Refusal.LAYOUT),
+        ({"conversations": [5]}, Refusal.LAYOUT),
+        (turns(("human", "x"), ("gpt", "y"), tools="{oops"), Refusal.TOOLS),
+        (turns(("human", "x"), ("narrator", "y")), Refusal.ROLES),
+        (turns(("gpt", "y"), ("human", "x")), Refusal.ROLES),
+        (turns(("human", "x"), ("function_call", "get_weather(Paris)")), Refusal.CALL),
+        (turns(("human", "x"), ("function_call", '{"name": "get_weather"}')), Refusal.CALL),
+        (turns(("human", "x"), ("gpt", "<tool_call>{</tool_call>")), Refusal.CALL),
+        (
+            turns(("human", "x"), ("function_call", f"[{CALL_PARIS}, {CALL_ROME}]"), ("observation", "5")),
+            Refusal.NO_RESULT,
+        ),
+        (turns(("human", "x"), ("function_call", CALL_PARIS), ("gpt", "y")), Refusal.ROLES),
+        (turns(("human", "x"), ("function_call", CALL_PARIS.replace("get_", "got_"))), Refusal.UNKNOWN_TOOL),
+    ],
+    "glaive": [
+        ({"chat": "Hello there"}, Refusal.ROLES),
+        ({"chat": ""}, Refusal.LAYOUT),
+        (GLAIVE | {"chat": "USER: x\nASSISTANT: <functioncall> {oops"}, Refusal.CALL),
+        (GLAIVE | {"system": "SYSTEM: functions -\n{oops"}, Refusal.TOOLS),
+        (GLAIVE | {"system": "SYSTEM: no functions"}, Refusal.UNKNOWN_TOOL),
+    ],
+    "toolace": [
+        (ace(("user", "x"), ("assistant", "[geo.find(at=[1)]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find(1)]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find(at=open('f'))]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find(at={1, 2})]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find(**{})]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find()]"), ("tool", "[1, 2]"), ("assistant", "y")), Refusal.NO_RESULT),
+        (ace(("user", "x"), ("assistant", "[Market Trends API()]")), Refusal.MISSING_ARGUMENT),
+        (ace(("judge", "x"), ("assistant", "y")), Refusal.ROLES),
+        ({"system": "no tools here", "conversations": []}, Refusal.TOOLS),
+    ],
+    "magicoder": [
+        *(({"problem": "Sort.", "solution": solution}, Refusal.CODE) for solution in (
+            "no code",
+            "```python\n1\n```\n```python\n2\n```",
+            "```java\nint x;\n```",
+            "```\n1\n```",
+            "```python\nprint 1\n```",
+        )),
+    ],
+    "pairs": [({"prompt": "Hi"}, Refusal.ROLES), ({"text": "Hi"}, Refusal.LAYOUT)],
+    "nemotron": [
+        ({"input": "Hi", "output": "Ho", "reasoning": "on"}, Refusal.REASONING),
+        ({"input": "Hi", "output": "<think>x</think>Ho"}, Refusal.REASONING),
+        ({"input": 5, "output": "Ho"}, Refusal.LAYOUT),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "row", "expected"), [(layout, *broken) for layout, rows in BROKEN.items() for broken in rows]
+)
+def test_a_broken_row_is_refused(layout: str, row: dict[str, Any], expected: Refusal) -> None:
+    assert reason(layout, row) is expected

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.data.sft.mix import chosen, ordered, shares, smaller
+from rocstar.data.sft.mix import chosen, shares, smaller
 
 IDS = [f"{n:04x}" for n in range(200)]
 
@@ -75,9 +75,3 @@ def test_a_rows_place_in_the_draw_depends_on_itself_alone() -> None:
     by_id = {IDS[n] for n in chosen(IDS, 20, seed=1)}
     turned = list(reversed(IDS))
     assert {turned[n] for n in chosen(turned, 20, seed=1)} == by_id
-
-
-@pytest.mark.parametrize("salt", ["a", "b"])
-def test_an_order_is_a_shuffle_of_the_positions(salt: str) -> None:
-    order = ordered(range(200), IDS, salt)
-    assert sorted(order) == list(range(200)) != order

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -127,8 +127,9 @@ def links(page: Path) -> list[str]:
     return [str(target) for target in targets if target]
 
 
+@cache
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as a forge names them."""
+    """Of the headings, as a forge names them. Many links lead to one page."""
     tokens = MARKDOWN.parse(page.read_text())
     titles = [after for token, after in pairwise(tokens) if token.type == "heading_open"]
     names: list[str] = []

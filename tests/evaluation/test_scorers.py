@@ -338,7 +338,7 @@ def test_a_ratio_lies_in_its_interval(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_made_up_rows_of_each_kind_are_told_where_they_do_not_fit() -> None:
-    for name in ("ifeval", "bfcl", "arena_hard", "math500"):
+    for name in ("ifeval", "bfcl", "arena_hard", "math500", "gpqa_diamond"):
         (benchmark,) = find_benchmarks(name)
         with pytest.raises(DataError, match="line 3"):
             KINDS[benchmark.file.kind].problems(benchmark.file, {benchmark.file.files[0]: [(3, json.loads("{}"))]})

@@ -15,7 +15,10 @@ from tests.tiny_run import Command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_model"
-SHORT = ("stage.show.steps=4", "stage.learn.steps=1", "rollout.problems_per_step=2", "evaluate.problems=2")
+SHORT = (
+    *("stage.show.steps=4", "stage.learn.steps=1", "rollout.problems_per_step=2", "rollout.max_response_tokens=40"),
+    "evaluate.problems=2",
+)
 OWN_LEARNING = (
     "learning.loss=own_learning:cispo",
     "learning.advantage=own_learning:leave_one_out",

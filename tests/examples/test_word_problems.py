@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
-import pytest
-
+from tests.published import WORD_PROBLEMS, needs_word_problems
 from tests.tiny_run import Command
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "examples" / "word_problems" / "word_problems.toml"
-DATA = Path(os.environ.get("ROCSTAR_DATA", ROOT.parent / "shared" / "data")) / "word_problems"
 SHORT = (
     *("model.hidden_size=32", "model.num_layers=1", "model.num_heads=2", "model.vocab_size=700"),
     *("data.options.pool=40", "data.options.redraws=2", "data.options.wordings=2", "sft.batch_rows=8"),
@@ -21,10 +18,10 @@ SHORT = (
 )
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is absent; set ROCSTAR_DATA to the data folder")
+@needs_word_problems
 def test_a_shortened_run_of_the_recipe(tmp_path: Path) -> None:
     """From a folder that is not the recipe's: its package is found beside it, when resumed as well."""
-    train, test = (DATA / f"cv_mawps_fold0_{part}.csv.gz" for part in ("train", "dev"))
+    train, test = (WORD_PROBLEMS / f"cv_mawps_fold0_{part}.csv.gz" for part in ("train", "dev"))
     trained(tmp_path, str(RECIPE), f"data.train_files={train}", f"data.test_files={test}", *SHORT)
     summary = tmp_path / "runs" / "word_problems" / "summary.json"
     accuracy = json.loads(summary.read_text())["accuracy_after"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from rocstar.record.call_errors import error_of_output, error_of_result
+from tests.published import DATA
 
 NOTEBOOK = "-" * 75 + " NameError     Traceback (most recent call last) Cell In[1], line 2\n----> 2 x\n NameError: x"
 LATE = "-" * 75 + " Timeout waiting for reply                                Traceback (most recent call last)"
@@ -74,8 +74,7 @@ def test_calls_of_published_transcripts_are_classed_as_a_reader_classed_them() -
     """150 calls in three draws. The rules were written on other files; draw 1 was read before the rule knew a
     notebook's "Timeout waiting for reply" (35 of 50 agreed), draw 2 after it, draw 3 (35 replies with a word such as
     "error" or "time", 15 others) before any verdict on it was seen."""
-    data = os.environ.get("ROCSTAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")
-    folder = Path(data) / "traces"
+    folder = DATA / "traces"
     if not folder.is_dir():
         pytest.skip(f"no transcripts in {folder}")
     rows = [json.loads(line) for line in Path(__file__).with_name("trace_errors_judged.jsonl").read_text().splitlines()]

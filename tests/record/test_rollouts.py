@@ -241,7 +241,7 @@ def test_a_file_of_the_first_version_gives_the_rows_that_are_written_today(tmp_p
     assert "segments" not in stored["turns"]
     rows = list(attempt_rows(VERSION_1))
     assert rows == list(attempt_rows(tmp_path / "today.parquet"))
-    assert [trajectory_of(row).outcome for row in rows] == [one.trajectory.outcome for one in attempts]
+    assert [trajectory_of(row) for row in rows] == [one.trajectory for one in attempts]
     assert list(select([VERSION_1], {})) == list(select([tmp_path / "today.parquet"], {}))
     assert [row["index"] for row in select([VERSION_1], {"error": "Exit Status"})] == [0]
 

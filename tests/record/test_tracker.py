@@ -70,17 +70,6 @@ def test_a_disk_is_called_full_where_it_is(
         assert tracker.failure and tracker.failure.endswith(f"; {remedy} and resume")
 
 
-def test_rollouts_that_cannot_be_written_end_in_failure_and_block_nobody(tmp_path: Path) -> None:
-    folder = run(tmp_path)
-    folder.rollouts.rmdir()
-    tracker = RunTracker(folder)
-    for step in range(WAITING_STEPS * 3):
-        tracker.record_attempts(step, attempts_of([resampled()]))
-    tracker.flush()
-    tracker.close()
-    assert tracker.failure is not None and "No such file" in tracker.failure
-
-
 def test_a_bug_in_writing_never_leaves_the_trainer_waiting(tmp_path: Path) -> None:
     def broken(token_ids: object) -> str:
         raise KeyError(3)

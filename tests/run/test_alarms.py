@@ -102,9 +102,7 @@ def test_a_reward_that_falls_by_a_third_is_a_collapse() -> None:
     assert names([few] * WINDOW + [fewer] * WINDOW) == [], "chance moves a few right attempts by a third"
 
 
-@pytest.mark.parametrize(
-    ("problems", "attempts", "right"), [(4, 8, 0.2), (8, 8, 0.45), (12, 32, 0.5)], ids=["tiny", "small", "quickstart"]
-)
+@pytest.mark.parametrize(("problems", "attempts", "right"), [(4, 8, 0.2), (12, 32, 0.5)], ids=["tiny", "quickstart"])
 def test_a_long_stage_of_small_steps_falls_by_a_third_by_chance_and_is_no_collapse(
     problems: int, attempts: int, right: float
 ) -> None:

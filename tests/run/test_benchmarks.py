@@ -40,8 +40,6 @@ def test_its_file_says_how_it_is_asked_and_the_recipe_may_differ(folder: Path) -
 
 
 def test_what_could_not_be_asked_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="no benchmark 'math501'; the nearest is 'math500'"):
-        read(folder, name="math501")
     with pytest.raises(ConfigError, match=r"is not read here; benchmark .*, between steps of a run, reads"):
         read(folder, settings=["rollout.template=model"])
     with pytest.raises(ConfigError, match="is not a folder"):

@@ -33,17 +33,22 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
+def imitating(tmp_path: Path) -> dict[str, Any]:
+    return {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+
+
 def material(*stages: dict[str, Any], **base: Any) -> Material:
     return read_material(recipe_of({"rollout": {"max_response_tokens": 64}, **base}, list(stages)))
 
 
 def test_the_memory_of_all_engines_together_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """One alone fits; each process has a cache of its own."""
-    monkeypatch.setattr("rocstar.run.material.host_bytes", lambda: 50_000_000)
-    base = {"model": {"device": "cpu"}, "rollout": {"max_response_tokens": 64, "engine_rows": 200}}
-    material(COLD, RL, **base)
+    monkeypatch.setattr("rocstar.run.material.host_bytes", lambda: 30_000_000)
+    rollout = {"max_response_tokens": 64, "engine_rows": 200}
+    base = {"model": {"device": "cpu"}, "rollout": rollout, "evaluate": FEW}
+    material(COLD, SMALL, **base)
     with pytest.raises(ConfigError, match=r"of \d+ tokens .* lower rollout.kv_tokens"):
-        material(COLD, RL, **base, engine=[{"name": "e", "kind": "torch", "count": 3}])
+        material(COLD, SMALL, **base, engine=[{"name": "e", "kind": "torch", "count": 3}])
 
 
 def test_a_missing_vllm_is_told_before_there_is_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +65,7 @@ def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None
         "train_files": [write(tmp_path / "a.jsonl", *rows)],
         "test_files": [write(tmp_path / "b.jsonl", *rows[2:])],
     }
-    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
-    made = material(cold, RL, data=data)
+    made = material(imitating(tmp_path), RL, data=data)
     assert [p.question for p in made.problems["rl"]] == ["0+1?", "1+1?"]
     assert len(made.heldout) == 2 and len(made.layouts["cold"]) == 1
     assert made.notes == ["stage rl: 2 of the 4 problems in data.train_files are held out, and so not learnt from"]
@@ -81,8 +85,7 @@ def test_a_held_out_question_under_another_system_text_is_told_and_learnt_from(t
         "train_files": [write(tmp_path / "a.jsonl", *train)],
         "test_files": [write(tmp_path / "b.jsonl", said("Be brief.", "1+1?"))],
     }
-    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
-    made = material(cold, RL, data=data)
+    made = material(imitating(tmp_path), RL, data=data)
     assert [problem.system for problem in made.problems["rl"]] == ["Be kind.", "Be kind."]
     assert made.notes == [
         "stage rl: 1 of the 3 problems in data.train_files is held out, and so not learnt from",
@@ -94,8 +97,7 @@ def test_a_held_out_question_under_another_system_text_is_told_and_learnt_from(t
 def test_rows_of_one_question_with_several_answers_are_told(tmp_path: Path) -> None:
     rows = [{"question": "1+1?", "answer": answer} for answer in ("3", "2", "2")]
     train = write(tmp_path / "a.jsonl", *rows, {"question": "2+2?", "answer": "4"})
-    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
-    made = material(cold, RL, data={"source": "files", "train_files": [train]}, evaluate={"problems": 0})
+    made = material(imitating(tmp_path), RL, data={"source": "files", "train_files": [train]}, evaluate={"problems": 0})
     assert [problem.answer for problem in made.problems["rl"]] == ["2", "4"]
     why = "because a later one has", "another answer to the same question", "the same question and answer"
     left = "stage rl: 1 of the 4 rows in data.train_files is left out,"
@@ -109,8 +111,7 @@ def test_test_questions_that_are_not_drawn_are_counted_where_they_are_learnt_fro
         "train_files": [write(tmp_path / "a.jsonl", *rows)],
         "test_files": [write(tmp_path / "b.jsonl", *rows[1:4], {"question": "9+1?", "answer": "10"})],
     }
-    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
-    made = material(cold, RL, data=data, evaluate={"problems": 1})
+    made = material(imitating(tmp_path), RL, data=data, evaluate={"problems": 1})
     drawn = {problem.question for problem in made.heldout}
     learnt = [problem.question for problem in made.problems["rl"] if problem.question in ("1+1?", "2+1?", "3+1?")]
     assert not drawn & set(learnt) and len(learnt) in (2, 3)
@@ -141,12 +142,11 @@ def test_a_reward_function_that_fails_on_the_right_answer_is_told_before_anythin
     (tmp_path / "own_reward.py").write_text(
         "def right(completions, answer, **_):\n    return [float(completions[0][-1].strip() == answer)]\n"
     )
-    shown = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
     own = {"run": {"modules": [str(tmp_path)]}, "evaluate": {"problems": 0, "verifier": "own_reward.py:right"}}
 
     def notes(prompt: Any) -> Any:
         rows = write(tmp_path / "a.jsonl", {"prompt": prompt, "answer": "2"})
-        return material(shown, RL, data={"source": "files", "train_files": [rows]}, **own).notes
+        return material(imitating(tmp_path), RL, data={"source": "files", "train_files": [rows]}, **own).notes
 
     assert notes("1+1?") == []
     (told,) = notes(MESSAGES[:1])
@@ -174,12 +174,11 @@ def test_another_number_of_learners_than_torchrun_started_is_refused(monkeypatch
 
 def test_other_answers_and_other_columns_are_other_problems(tmp_path: Path) -> None:
     """A reward may read the columns; runs begun before that was known noted the first hash alone."""
-    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
     data = {"source": "files", "train_files": [str(tmp_path / "a.jsonl")]}
     found = []
     for answer, level in (("2", 1), ("2", 1), ("999", 1), ("2", 3)):
         write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": answer, "level": level})
-        found.append(fingerprint(material(cold, RL, data=data))["rl"])
+        found.append(fingerprint(material(imitating(tmp_path), RL, data=data))["rl"])
     assert found[0] == found[1] and len(set(found)) == 3
     assert found[3].startswith(found[0][:64]) and not found[2].startswith(found[0][:64])
 
@@ -207,8 +206,7 @@ def test_what_a_task_of_ones_own_makes_anew_each_time_is_no_other_problem(tmp_pa
     for answer in ("1", "1", "2"):
         data = {"source": "own_fresh_task:Own", "options": {"answer": answer}}
         model = {"data": data, "run": {"modules": [str(tmp_path)]}, "evaluate": {"problems": 0}}
-        cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
-        found.append(fingerprint(material(cold, RL, **model)))
+        found.append(fingerprint(material(imitating(tmp_path), RL, **model)))
     assert found[0] == found[1] and found[0]["rl"] != found[2]["rl"]
 
 
@@ -256,10 +254,6 @@ def asked(tmp_path: Path, *words: int, name: str = "a.jsonl") -> str:
     return write(
         tmp_path / name, *({"question": f"{n} " + "word " * count, "answer": "2"} for n, count in enumerate(words))
     )
-
-
-def imitating(tmp_path: Path) -> dict[str, Any]:
-    return {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
 
 
 def test_a_prompt_that_is_too_long_is_named_by_file_and_line(tmp_path: Path) -> None:

@@ -14,14 +14,12 @@ from rocstar.errors import ContractBroken
 from rocstar.learning.advantages import advantages, rows_of
 from rocstar.run.report import (
     attempt_records,
-    engine_gap,
     faults_of,
-    mean_entropy,
     mean_of_updates,
     staleness_metrics,
     step_metrics,
 )
-from rocstar.types import BatchRow, Completion, Finish, Group, Reason, Resampled, Turn, Update, Verdict, VersionSpan
+from rocstar.types import Completion, Finish, Group, Reason, Resampled, Turn, Update, Verdict, VersionSpan
 from tests.record.examples import PROBLEM, choice, resampled, trajectory
 
 
@@ -40,7 +38,7 @@ def with_losses() -> Resampled:
 
 def scored(groups: list[Resampled], normalize_by_std: bool = True) -> tuple:  # type: ignore[type-arg]
     return tuple(
-        replace(row, old_logprobs=row.sampled_logprobs, entropies=[0.5] * len(row.token_ids))
+        replace(row, old_logprobs=row.sampled_logprobs, entropies=[0.5 if mine else 9.0 for mine in row.loss_mask])
         for row in rows_of(groups, partial(advantages, normalize_by_std=normalize_by_std))
     )
 
@@ -61,7 +59,7 @@ def test_every_drop_has_its_own_counter() -> None:
     dropped = {name: count for name, count in metrics.items() if name.startswith("drop/") and count}
     assert dropped == {"drop/environment_failed": 1, "drop/undecided": 1, "drop/quality": 1}
     assert metrics["roc/attempts"] == metrics["roc/kept"] + sum(dropped.values()) == 7
-    assert metrics["group/usable"] == 2
+    assert (metrics["group/usable"], metrics["policy/entropy"]) == (2, 0.5)
     alone = step_metrics(groups[:1], scored(groups[:1]))  # faults and undecided attempts count in no accuracy
     assert (alone["reward/mean"], alone["verdict/undecided"]) == (0.5, 0.25)
     assert faults_of([one.group for one in groups[:1]]) == (0.5, "the sandbox is gone")
@@ -134,8 +132,10 @@ def test_the_gap_between_engine_and_learner_is_told_of_fresh_and_of_stale_tokens
     rows = []
     for row, gaps in zip(rows_of(groups, advantages), ((0.1,) * 4, (0.5, 0.5, 0.3, 0.3)), strict=True):
         left, old = iter(gaps), row.sampled_logprobs
-        off = [value + next(left) if mine else value for value, mine in zip(old, row.loss_mask, strict=True)]
+        off = [value + (next(left) if mine else 9.0) for value, mine in zip(old, row.loss_mask, strict=True)]
         rows.append(replace(row, old_logprobs=off, entropies=[0.5] * len(row.token_ids)))
+
+    assert step_metrics(groups, rows, 4)["policy/logprob_gap_max"] == pytest.approx(0.3)
 
     def gaps_by(version: int | None) -> tuple[float | None, float | None]:
         metrics = step_metrics(groups, rows, version)
@@ -194,17 +194,3 @@ def test_every_attempt_is_recorded_and_kept_ones_with_their_advantage() -> None:
     assert [record.advantage for record in records] == [None, -0.5, 0.5]
     assert [record.entropies is None for record in records] == [True, False, False]
     assert {record.policy_version for record in records} == {9}
-
-
-def test_the_gap_between_engine_and_learner_counts_policy_tokens_only() -> None:
-    row = BatchRow(
-        token_ids=[1, 2, 3],
-        loss_mask=[False, True, True],
-        sampled_logprobs=[9.0, -1.0, -2.0],
-        old_logprobs=[0.0, -1.5, -2.1],
-        entropies=[7.0, 1.0, 2.0],
-        advantage=1.0,
-    )
-    assert engine_gap([row]) == pytest.approx((0.3, 0.5))
-    assert mean_entropy([row]) == 1.5
-    assert engine_gap([]) == (0.0, 0.0) and mean_entropy([]) == 0.0

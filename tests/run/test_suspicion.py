@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("torch")
 
 from rocstar.run.report import gives_several_answers, is_unfounded, prints_constants, suspicion
-from rocstar.types import (
-    Completion,
-    Finish,
-    FormatFacts,
-    Group,
-    Outcome,
-    Problem,
-    Resampled,
-    Status,
-    Stop,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-    Verdict,
-)
+from rocstar.types import FormatFacts, Group, Outcome, Problem, Resampled, Trajectory, Turn, Verdict
+from tests.contracts import test_verifier as examples
 
-
-def decode(ids: Sequence[int]) -> str:
-    return "".join(map(chr, ids))
+decode = examples.Letters().decode
 
 
 def turn(text: str, code: str | None = None, shown: str = "") -> Turn:
-    ids = tuple(map(ord, text))
-    call = ToolCall(id="0", tool="python", arguments={"code": code}, raw="")
-    result = ToolResult(call_id="0", status=Status.OK, stdout=shown)
-    return Turn(
-        completion=Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP),
-        calls=() if code is None else (call,),
-        results=() if code is None else (result,),
-    )
+    made = examples.turn(text, None if code is None else examples.printed(shown))
+    return replace(made, calls=tuple(replace(call, arguments={"code": code}) for call in made.calls))
 
 
 def attempt(*turns: Turn, answer: str | None = "42", verdict: Verdict = Verdict.RIGHT) -> Trajectory:
     facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
     outcome = Outcome(verdict=verdict, reward=1.0, extracted=answer, method="integer", format_facts=facts)
-    return Trajectory(problem_id="p", index=0, prompt_ids=(), turns=turns, stop=Stop.ANSWERED, outcome=outcome)
+    return replace(examples.attempt(*turns), outcome=outcome)
 
 
 @pytest.mark.parametrize("code", ["print(42)", "42", "print('the answer')\nprint(42)", "print( -4.2e1 );", "'42'"])

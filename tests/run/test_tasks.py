@@ -9,32 +9,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocstar.config.sections import DataSection, StageDataSection, TaskSection
+from rocstar.config.sections import DataSection, TaskSection
 from rocstar.errors import ConfigError
 from rocstar.protocols import Task
 from rocstar.run.tasks import checked_options, heldout_problems, make_task, training_problems
 
 
-def rows(path: Path, numbers: range) -> str:
-    path.write_text("".join(json.dumps({"question": f"q{n}", "answer": str(n)}) + "\n" for n in numbers))
-    return str(path)
-
-
-def file_section(folder: Path, **changes: object) -> DataSection:
-    train, test = rows(folder / "a.jsonl", range(8)), rows(folder / "b.jsonl", range(6, 12))
-    files = {"source": "files", "train_files": [train], "test_files": [test]}
-    return DataSection.model_validate({**files, **changes})
-
-
 def made(data: TaskSection, heldout: int = 3, folder: Path | None = None) -> Task:
     return make_task(data, tool_name="python", seed=1, heldout=heldout, folders=[folder] if folder else [])
-
-
-def test_a_stage_with_files_of_its_own_leaves_out_what_the_run_holds_out(tmp_path: Path) -> None:
-    base = file_section(tmp_path)
-    heldout = made(base, heldout=100).heldout()
-    stage = StageDataSection(source="files", train_files=[rows(tmp_path / "c.jsonl", range(4, 9))])
-    assert [p.question for p in training_problems(made(stage), heldout)] == ["q4", "q5"]
 
 
 def test_of_rows_without_a_reference_those_with_other_columns_are_told(tmp_path: Path) -> None:
@@ -162,10 +144,6 @@ def test_an_option_that_a_model_would_ignore_is_refused() -> None:
     assert checked_options(Lax, DataSection(options={"share": 0.25})) == Lax(share=0.25)
     with pytest.raises(ConfigError, match="unknown key shares; did you mean share"):
         checked_options(Lax, DataSection(options={"shares": 0.25}))
-
-
-def test_options_of_a_task_are_checked_by_its_own_model() -> None:
-    assert checked_options(Options, DataSection(options={"share": 1})) == Options(share=1.0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from urllib.parse import unquote
 import pytest
 from starlette.testclient import TestClient
 
-from rocstar.analysis.sweep import planned
 from rocstar.evaluation.compare import compared, read_kept
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
@@ -25,7 +24,6 @@ from rocstar.view.app import STATIC, application, serve
 from rocstar.view.index import Index, Searches
 from rocstar.view.sources import Library, RunSource
 from tests.view.recorded import (
-    RECIPE,
     add_evaluation,
     add_replay,
     add_step,
@@ -393,36 +391,16 @@ def test_settings_are_told_as_they_differ_from_the_defaults(tmp_path: Path) -> N
         assert client.get("/api/run/..%2Fa/differs").status_code == 404
 
 
-def test_the_list_says_which_runs_are_of_a_sweep(tmp_path: Path) -> None:
-    base = create(tmp_path / "runs", "alone").path.parent
-    recipe = base / "try.toml"
-    recipe.write_text(RECIPE.format(name="try", seed=0, method="roc", more=""))
-    for one in planned(str(recipe), [f"run.folder={base}", "run.seed=0,1"]):
-        RunFolder.create(one.recipe, base, [])
-    with page(base, tmp_path / "cache") as client:
-        sweeps = {row["name"]: row["sweep"] for row in client.get("/api/sources").json()["sources"]}
-        assert sweeps == {"alone": None, "try-seed=0": "try", "try-seed=1": "try"}
-
-
-def test_the_address_of_a_run_can_be_copied_whatever_its_name(tmp_path: Path) -> None:
+def test_the_address_of_a_run_can_be_copied_whatever_its_name_and_whoever_has_read_it_can_end_the_server(
+    tmp_path: Path,
+) -> None:
+    """Before its loop runs, too: a KeyboardInterrupt then was at times lost in a destructor, and the page went on."""
     run = create(tmp_path / "runs", "наш 100% run")
     told: list[str] = []
 
     def tell(said: str) -> None:
         told.append(said.split(" is shown at ")[1].removesuffix(" (Ctrl-C ends)"))
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
 
     serve(Library.open(str(run.path), run.path.parent), host="127.0.0.1", port=0, browser=False, tell=tell)
     assert unquote(told[0].partition("#")[2]) == "/run/наш 100% run" and " " not in told[0] and "100%25" in told[0]
-
-
-def test_whoever_has_read_the_address_can_end_the_server(made: RunFolder) -> None:
-    """Before its loop runs, too: a KeyboardInterrupt then was at times lost in a destructor, and the page went on."""
-    told: list[str] = []
-
-    def tell(said: str) -> None:
-        told.append(said)
-        signal.raise_signal(signal.SIGINT)
-
-    serve(Library.open(None, made.path.parent), host="127.0.0.1", port=0, browser=False, tell=tell)
-    assert "http://127.0.0.1:" in told[0]

@@ -8,7 +8,7 @@ import random
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rocstar.config.sections import ResampleSection
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
-from rocstar.record.rollouts import write_attempts
+from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.view.app import application
 from rocstar.view.others import opened_others
 from rocstar.view.sources import Library
@@ -33,8 +33,10 @@ from tests.view.recorded import (
     add_step,
     add_tokenizer,
     attempt,
+    chosen,
     create,
     decode,
+    problem,
 )
 
 TRANSCRIPTS, A_STEP, LINE = 30, 10, "x" * 1_000_000
@@ -112,10 +114,15 @@ class Seen:
 
 
 @contextmanager
-def seen(browser: Any, shown: Path | Library, width: int = 1440, **more: Any) -> Iterator[Seen]:
-    """The page over a folder of runs; nothing that it must not do may have happened by the end."""
-    library = shown if isinstance(shown, Library) else Library.open(None, shown)
-    with served(library, library.base.parent / "cache") as address:
+def seen(browser: Any, what: Path | Library | str, width: int = 1440, **more: Any) -> Iterator[Seen]:
+    """The page over a folder of runs, or one that is served; nothing that it must not do may have happened by the
+    end."""
+    with ExitStack() as stack:
+        library = Library.open(None, what) if isinstance(what, Path) else what
+        if isinstance(library, Library):
+            address = stack.enter_context(served(library, library.base.parent / "cache"))
+        else:
+            address = library
         one = Seen(browser, address, width, **more)
         try:
             yield one
@@ -126,7 +133,7 @@ def seen(browser: Any, shown: Path | Library, width: int = 1440, **more: Any) ->
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run with everything that the page has a view for, beside another and a sweep; to be read only."""
+    """A run with everything that the page has a view for, beside others and a sweep; to be read only."""
     base = tmp_path_factory.mktemp("recorded") / "runs"
     create(base, "other")
     run = create(base)
@@ -145,7 +152,29 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         made = RunFolder.create(one.recipe, run.path.parent, [])
         add_evaluation(made, "after", 3, one.recipe.run.seed)
         made.summary.write_text("{}")
+    write_attempts(create(base, "own").rollout_file(1), 1, own_attempts(), decode)
     return run
+
+
+@pytest.fixture(scope="module")
+def shown(recorded: RunFolder) -> Iterator[str]:
+    """The address of the page over `recorded`, for tests that only look."""
+    base = recorded.path.parent
+    with served(Library.open(None, base), base.parent / "cache") as address:
+        yield address
+
+
+def own_attempts() -> list[AttemptRecord]:
+    """One at a problem with a system text, one that a function judged, and one without an answer."""
+    made = attempt("4", question="What is 2 + 2?")
+    own = ({"role": "system", "content": "Add."}, {"role": "user", "content": made.problem.question})
+    assert made.trajectory.outcome is not None
+    unread = replace(made.trajectory.outcome, extracted=None)
+    judged = [
+        replace(made, trajectory=replace(made.trajectory, outcome=replace(unread, method=method)))
+        for method in ("function", "no_answer")
+    ]
+    return [replace(made, problem=replace(made.problem, messages=own)), *judged]
 
 
 # In the page, one after the other: a round trip for each of them would cost more than what is looked at.
@@ -205,17 +234,24 @@ VIEWS = {
 }
 
 
-def test_each_view_is_accessible_and_fits_a_wide_and_a_narrow_screen(chromium: Any, recorded: RunFolder) -> None:
+# Of what passes axe then names one element for each rule, which takes it less time.
+VIOLATIONS = """axe.run({ resultTypes: ["violations"] })
+  .then((found) => found.violations.map((one) => [one.id, one.nodes[0].html]))"""
+
+
+def test_each_view_is_accessible_and_fits_a_wide_and_a_narrow_screen(chromium: Any, shown: str) -> None:
     package = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     axe = (Path(package.__file__).parent / "axe.min.js").read_text()
     found: dict[tuple[str, int], Any] = {}
     for width, scheme in zip(WIDTHS, ("light", "dark"), strict=True):
-        with seen(chromium, recorded.path.parent, width, color_scheme=scheme) as one:
+        with seen(chromium, shown, width, color_scheme=scheme) as one:
             one.open("/", "table.runs").evaluate(axe)
             for view, wanted in VIEWS.items():
                 page = one.open(view, wanted)
                 wide = page.evaluate("document.documentElement.scrollWidth")
-                broken = page.evaluate("axe.run().then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
+                broken = page.evaluate(
+                    "axe.run({resultTypes: ['violations']}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))"
+                )
                 if broken or wide > width:
                     found[view, width] = broken, wide
     assert found == {}
@@ -228,30 +264,26 @@ FATES = """[...document.querySelectorAll("table.siblings tbody tr")].map(row => 
 ])"""
 
 
-def test_what_if_on_the_page_is_what_training_chose_in_every_group(chromium: Any, tmp_path: Path) -> None:
-    run = create(tmp_path / "runs")
-    steps = {1: add_step(run, 1)}
+def test_what_if_on_the_page_is_what_training_chose_in_every_group(chromium: Any, shown: str) -> None:
+    groups = chosen(1, [problem(number) for number in range(3)], 16, ResampleSection(keep=8))  # as `add_step` does
     other = resampler_of(ResampleSection(method="uniform", keep=6))
-    with seen(chromium, run.path.parent) as one:
-        for step, groups in steps.items():
-            for number, group in enumerate(groups, 1):
-                view = f"/run/made/group?at=rollouts:{step}:{number}&w.method=uniform&w.keep=6"
-                page = one.open(view, ".funnel .good")  # "the same choice", recomputed with the run's seed
-                assert f"the same choice, all {len(group.choices)}" in page.inner_text(".funnel .good")
-                page.wait_for_selector("td.tried .fate:has-text('.')")
-                tried = other(group.group, random.Random(seed_of_choice(SEED, step, group.group.problem.id)))
-                rows = page.evaluate(FATES)
-                expected = [
-                    [index, str(was.reason), str(now.reason)]
-                    for index, was, now in zip(range(len(rows)), group.choices, tried.choices, strict=True)
-                ]
-                assert sorted(rows) == expected
+    with seen(chromium, shown) as one:
+        for number, group in enumerate(groups, 1):
+            view = f"/run/made/group?at=rollouts:1:{number}&w.method=uniform&w.keep=6"
+            page = one.open(view, ".funnel .good")  # "the same choice", recomputed with the run's seed
+            assert f"the same choice, all {len(group.choices)}" in page.inner_text(".funnel .good")
+            page.wait_for_selector("td.tried .fate:has-text('.')")
+            tried = other(group.group, random.Random(seed_of_choice(SEED, 1, group.group.problem.id)))
+            rows = page.evaluate(FATES)
+            expected = [
+                [index, str(was.reason), str(now.reason)]
+                for index, was, now in zip(range(len(rows)), group.choices, tried.choices, strict=True)
+            ]
+            assert sorted(rows) == expected
 
 
-def test_a_replay_shows_its_settings_side_by_side_and_where_the_gradient_lies(
-    chromium: Any, recorded: RunFolder
-) -> None:
-    with seen(chromium, recorded.path.parent) as one:
+def test_a_replay_shows_its_settings_side_by_side_and_where_the_gradient_lies(chromium: Any, shown: str) -> None:
+    with seen(chromium, shown) as one:
         page = one.open("/run/made/replays", ".tokens .s8")
         assert page.locator(".tokens .turn.policy .s8").count() == 1  # all of the attempt's gradient lies on one token
         told = page.inner_text("main")
@@ -269,11 +301,9 @@ def test_a_replay_shows_its_settings_side_by_side_and_where_the_gradient_lies(
         assert "rocstar replay other --step N learning.loss=gspo,cispo" in page.inner_text(".empty")
 
 
-def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any, tmp_path: Path) -> None:
-    run = create(tmp_path / "runs")
-    add_step(run, 1)
-    with seen(chromium, run.path.parent) as one:
-        page = one.open("/run/made/attempts?sort=-tokens", ".row a.open")
+def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any, shown: str) -> None:
+    with seen(chromium, shown) as one:
+        page = one.open("/run/made/attempts?step=1&sort=-tokens", ".row a.open")
         page.keyboard.press("j")
         page.keyboard.press("j")
         page.keyboard.press("Enter")
@@ -289,30 +319,19 @@ def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any,
         page.wait_for_function("() => location.hash.includes('q=needle')")
 
 
-def test_an_attempt_shows_the_messages_before_its_question(chromium: Any, tmp_path: Path) -> None:
-    run = create(tmp_path / "runs")
-    made = attempt("4", question="What is 2 + 2?")
-    own = ({"role": "system", "content": "Add."}, {"role": "user", "content": made.problem.question})
-    write_attempts(run.rollout_file(1), 1, [replace(made, problem=replace(made.problem, messages=own))], decode)
-    with seen(chromium, run.path.parent) as one:
-        page = one.open("/run/made/attempt?at=rollouts:1:0", ".turn.policy")
+def test_an_attempt_shows_the_messages_before_its_question(chromium: Any, shown: str) -> None:
+    with seen(chromium, shown) as one:
+        page = one.open("/run/own/attempt?at=rollouts:1:0", ".turn.policy")
         assert [turn.inner_text() for turn in page.query_selector_all(".turn.user")][:2] == [
             "system\nAdd.",
             "problem\nWhat is 2 + 2?",
         ]
 
 
-def test_an_attempt_that_a_function_judged_is_not_said_to_have_no_answer(chromium: Any, tmp_path: Path) -> None:
-    run, made = create(tmp_path / "runs"), attempt("4", question="What is 2 + 2?")
-    assert made.trajectory.outcome is not None
-    answers = {"function": "not extracted", "no_answer": "none"}
-    for step, method in enumerate(answers, 1):
-        outcome = replace(made.trajectory.outcome, method=method, extracted=None)
-        judged = replace(made, trajectory=replace(made.trajectory, outcome=outcome))
-        write_attempts(run.rollout_file(step), step, [judged], decode)
-    with seen(chromium, run.path.parent) as one:
-        for step, answer in enumerate(answers.values(), 1):
-            one.open(f"/run/made/attempt?at=rollouts:{step}:0", f".facts .answer:text-is('{answer}')")
+def test_an_attempt_that_a_function_judged_is_not_said_to_have_no_answer(chromium: Any, shown: str) -> None:
+    with seen(chromium, shown) as one:
+        for row, answer in ((1, "not extracted"), (2, "none")):
+            one.open(f"/run/own/attempt?at=rollouts:1:{row}", f".facts .answer:text-is('{answer}')")
 
 
 def test_a_run_that_is_being_written_goes_on_without_being_opened_again(chromium: Any, tmp_path: Path) -> None:
@@ -354,9 +373,9 @@ def test_tokens_of_a_long_attempt_are_drawn_as_they_come_into_view(chromium: Any
 POLICY = "document.querySelector('.tokens .turn.policy').textContent"
 
 
-def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromium: Any, recorded: RunFolder) -> None:
+def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromium: Any, shown: str) -> None:
     shares = [0.9725, 0.2125, 0.0625, *(n / 801 for n in range(802)), *(n / 400 for n in range(401))]
-    with seen(chromium, recorded.path.parent) as one:
+    with seen(chromium, shown) as one:
         page = one.open("/bogus/x", "[role=alert]")
         assert "there is no page bogus here" in page.inner_text("main")
         shown = page.evaluate(
@@ -369,10 +388,8 @@ def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromiu
     assert shown == [f"{share:.1%}" for share in shares] and numbers == ["1.00e+300", "2,000,000,000"]
 
 
-def test_the_head_of_a_run_says_what_training_changed_and_which_stages_are_over(
-    chromium: Any, recorded: RunFolder
-) -> None:
-    with seen(chromium, recorded.path.parent) as one:
+def test_the_head_of_a_run_says_what_training_changed_and_which_stages_are_over(chromium: Any, shown: str) -> None:
+    with seen(chromium, shown) as one:
         page = one.open("/run/made", ".headline .figure")
         assert page.locator(".headline .figure").count() == 2 and "0.0 points" in page.inner_text(".headline")
         assert page.get_by_text("problem by problem").get_attribute("href").endswith("against=made%2Fbefore%2F0")
@@ -382,16 +399,16 @@ def test_the_head_of_a_run_says_what_training_changed_and_which_stages_are_over(
         assert "drawn as in training" in page.get_by_text("right answers", exact=True).first.get_attribute("title")
 
 
-def test_the_list_of_runs_is_sorted_by_its_heads_and_groups_a_sweep(chromium: Any, recorded: RunFolder) -> None:
+def test_the_list_of_runs_is_sorted_by_its_heads_and_groups_a_sweep(chromium: Any, shown: str) -> None:
     names = "[...document.querySelectorAll('.runs tbody a.open')].map(a => a.textContent)"
-    with seen(chromium, recorded.path.parent) as one:
+    with seen(chromium, shown) as one:
         page = one.open("/", "tr.sweep")
         assert "sweep swept · 2 runs, 2 finished" in page.inner_text("tr.sweep")
-        assert sorted(page.evaluate(names)) == ["made", "other", "seed=0", "seed=1"]
+        assert sorted(page.evaluate(names)) == ["made", "other", "own", "seed=0", "seed=1"]
         page.get_by_role("button", name="run", exact=True).click()
         page.wait_for_function("() => location.hash.includes('sort=-run')")
         page.wait_for_selector(".runs tbody a.open:has-text('swept-seed=1')")  # it is drawn after the address changes
-        assert page.evaluate(names) == ["swept-seed=1", "swept-seed=0", "other", "made"]
+        assert page.evaluate(names) == ["swept-seed=1", "swept-seed=0", "own", "other", "made"]
         page.get_by_role("button", name="run ↓", exact=True).click()
         page.wait_for_function(f"() => {names}[0] === 'made'")
         lefts = (
@@ -440,8 +457,8 @@ BROKEN_OFF = """async () => {
 }"""
 
 
-def test_formulas_are_drawn_and_what_is_none_stays_as_it_was_written(chromium: Any, recorded: RunFolder) -> None:
-    with seen(chromium, recorded.path.parent) as one:
+def test_formulas_are_drawn_and_what_is_none_stays_as_it_was_written(chromium: Any, shown: str) -> None:
+    with seen(chromium, shown) as one:
         page = one.open("/", "table.runs")
         assert page.evaluate(BROKEN_OFF) == "AbortError", "an answer whose reading is broken off is no answer"
         found = page.evaluate(DRAWN, list(FORMULAS))
@@ -514,15 +531,14 @@ def test_rollouts_of_others_are_shown_as_text_with_all_that_was_written(chromium
     file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "cut")
     library = opened_others(file, tmp_path / "made", lambda said: None)
     assert library is not None
-    for width in WIDTHS:
-        with seen(chromium, library, width) as one:
-            page = one.open(f"{library.first}?sort=reward", ".row a.open")
-            assert "1 of 4 rows" in page.text_content("main") and "0.25" in page.text_content(".rows")
-            page.click(".row:nth-child(2) a.open")
-            page.wait_for_selector("details .settings th")
-            said = page.text_content("main")
-            assert "reward 0.25" in " ".join(said.split()) and "window.hacked = 1" in page.text_content("details th")
-            for view in ("", "/groups", "/settings"):
-                page = one.open(f"{library.first.removesuffix('/attempts')}{view}", ".tabs")
-            state = page.evaluate("[document.documentElement.scrollWidth, window.hacked]")
-            assert state == [width, None]
+    with seen(chromium, library, 400) as one:
+        page = one.open(f"{library.first}?sort=reward", ".row a.open")
+        assert "1 of 4 rows" in page.text_content("main") and "0.25" in page.text_content(".rows")
+        page.click(".row:nth-child(2) a.open")
+        page.wait_for_selector("details .settings th")
+        said = page.text_content("main")
+        assert "reward 0.25" in " ".join(said.split()) and "window.hacked = 1" in page.text_content("details th")
+        for view in ("", "/groups", "/settings"):
+            page = one.open(f"{library.first.removesuffix('/attempts')}{view}", ".tabs")
+        state = page.evaluate("[document.documentElement.scrollWidth, window.hacked]")
+        assert state == [400, None]

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from rocstar.config.sections import LearningSection, ResampleSection
 from rocstar.learning.advantages import kept_advantages, rloo
 from rocstar.learning.resample import resampler_of, seed_of_choice
-from rocstar.record.rollouts import read_rollouts, trajectory_of, write_attempts
+from rocstar.record.rollouts import write_attempts
 from rocstar.types import Resampled
 from tests.view.recorded import SEED, add_step, chosen, create, decode, page, problem, records, settled
 
@@ -137,16 +137,3 @@ def test_advantages_are_shown_that_follow_from_rewards_alone(tmp_path: Path, adv
         assert own and [row["advantage"] for row in found.json()["siblings"]] == pytest.approx(
             [own.get(place) for place in range(len(one.choices))]
         )
-
-
-def test_a_recorded_row_turns_back_into_its_trajectory(tmp_path: Path) -> None:
-    run = create(tmp_path / "runs")
-    groups = add_step(run, 1, problems=4)
-    made = [t for one in groups for t in one.group.trajectories]
-    for before, row in zip(made, read_rollouts(run, 1), strict=True):
-        after = trajectory_of(row)
-        assert (after.token_ids, after.loss_mask, after.results) == (before.token_ids, before.loss_mask, before.results)
-        assert [turn.calls for turn in after.turns] == [turn.calls for turn in before.turns]
-        assert after.sampled_logprobs == pytest.approx(before.sampled_logprobs)
-        assert (after.stop, after.fault, after.index) == (before.stop, before.fault, before.index)
-        assert after.outcome == before.outcome

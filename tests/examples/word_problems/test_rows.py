@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from rocstar.errors import DataError
+from tests.published import WORD_PROBLEMS, needs_word_problems
 from word_problems import rows as wp
 from word_problems.expressions import exact, parse_prefix
 from word_problems.variations import Variation, training_demonstrations, training_problems, training_rows
-
-DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[4] / "shared" / "data")) / "word_problems"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is absent; set ROCSTAR_DATA to the data folder")
 
 ROW = wp.WordProblem(
     template="tom has number0 boxes of number1 pens . he saw number2 cats . how many pens has he ?",
@@ -139,10 +136,10 @@ def test_an_unreadable_file_is_one_plain_sentence(tmp_path: Path, content: bytes
 
 @pytest.fixture(scope="module")
 def train() -> list[wp.WordProblem]:
-    return wp.read_word_problems(DATA / "mawps_asdiv_a_train.csv.gz")
+    return wp.read_word_problems(WORD_PROBLEMS / "mawps_asdiv_a_train.csv.gz")
 
 
-@needs_data
+@needs_word_problems
 def test_every_program_on_redrawn_numbers_prints_the_value_of_its_tree(train: list[wp.WordProblem]) -> None:
     assert (len(train), len(wp.consistent(train))) == (3138, 3130)
     rows = wp.consistent(train)[::5]
@@ -157,7 +154,7 @@ def test_every_program_on_redrawn_numbers_prints_the_value_of_its_tree(train: li
         assert printed(wp.given(masked) + wp.inline_program(row, "masked")) == output
 
 
-@needs_data
+@needs_word_problems
 def test_demonstrations_and_problems_come_in_the_number_asked_for(train: list[wp.WordProblem]) -> None:
     rows = wp.consistent(train)[:100]
     demos = training_demonstrations(rows, 400, numbers="masked", variation=Variation(), seed=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
-import os
 import random
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -18,6 +17,7 @@ from rocstar.config.sections import DataSection
 from rocstar.dialogue.calls import HERMES, render_call
 from rocstar.errors import ConfigError
 from rocstar.types import Completion, Demonstration, Finish, Problem
+from tests.published import WORD_PROBLEMS, needs_word_problems
 from tests.rollout.examples import CODEC, STOP, conversation, limits
 from tests.scripted import ScriptedTool
 from word_problems.environment import GivenEnvironment
@@ -26,9 +26,6 @@ from word_problems.programs import unordered_program
 from word_problems.rows import WordProblem, read_word_problems
 from word_problems.task import WordProblemTask
 from word_problems.wording import things, with_decoy, with_story_shuffled, with_things_renamed
-
-DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[4] / "shared" / "data")) / "word_problems"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is absent; set ROCSTAR_DATA to the data folder")
 
 TRAIN = """Question,Numbers,Equation,Answer
 tom has number0 pens . he gave number1 pens away . how many pens has he ?,18 4,- number0 number1,14
@@ -218,31 +215,31 @@ def test_a_program_leaves_the_order_of_two_numbers_to_python_where_that_is_safe(
 # The real files
 
 
-@needs_data
+@needs_word_problems
 def test_no_question_of_svamp_is_trained_on() -> None:
     task = made(
         heldout=1000,
-        train_files=[str(DATA / "mawps_asdiv_a_train.csv.gz")],
-        test_files=[str(DATA / "svamp_test.csv.gz")],
+        train_files=[str(WORD_PROBLEMS / "mawps_asdiv_a_train.csv.gz")],
+        test_files=[str(WORD_PROBLEMS / "svamp_test.csv.gz")],
     )
     problems = task.heldout()
     assert len(problems) == 1000
     assert not any(problem.metadata["duplicate"] for problem in problems)
 
 
-@needs_data
+@needs_word_problems
 @pytest.mark.parametrize(("fold", "duplicates"), [(0, 127), (1, 110)])
 def test_published_mawps_folds_repeat_questions_and_these_are_marked(fold: int, duplicates: int) -> None:
-    files = [str(DATA / f"cv_mawps_fold{fold}_{part}.csv.gz") for part in ("train", "dev")]
+    files = [str(WORD_PROBLEMS / f"cv_mawps_fold{fold}_{part}.csv.gz") for part in ("train", "dev")]
     problems = made(heldout=1000, train_files=files[:1], test_files=files[1:]).heldout()
     assert sum(problem.metadata["rows"] for problem in problems) == 384
     assert sum(problem.metadata["rows"] for problem in problems if problem.metadata["duplicate"]) == duplicates
 
 
-@needs_data
+@needs_word_problems
 def test_reworded_rows_of_the_real_training_file_stay_consistent() -> None:
     rng = random.Random(0)
-    rows = [row for row in read_word_problems(DATA / "mawps_asdiv_a_train.csv.gz") if row.is_consistent][:200]
+    rows = [row for row in read_word_problems(WORD_PROBLEMS / "mawps_asdiv_a_train.csv.gz") if row.is_consistent][:200]
     words = things(rows)
     for row in rows:
         new = with_story_shuffled(with_things_renamed(with_decoy(row, words, rng), words, 0.5, rng), rng)
