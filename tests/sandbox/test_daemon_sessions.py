@@ -287,14 +287,6 @@ def test_the_session_idle_for_longest_makes_way_and_busy_ones_do_not(own: Daemon
         assert own.cancel(number).outcome == "cancelled"
 
 
-def test_an_idle_session_ends() -> None:
-    with Daemon(session_idle_seconds=0.2) as daemon:
-        before = len(daemon.below())
-        daemon.cell("h", 1, "1")
-        assert eventually(lambda: len(daemon.below()) <= before)
-        assert lost(daemon, "h", 2)
-
-
 def test_limits_of_the_whole_session_are_those_of_its_first_cell(own: Daemon) -> None:
     own.cell("i", 1, "1", memory_bytes=2**28)
     response = own.cell("i", 2, "1", memory_bytes=2**29)
