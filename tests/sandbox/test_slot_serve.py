@@ -48,15 +48,26 @@ def test_a_slot_holds_no_descriptor_of_calls(daemon: Daemon) -> None:
     assert (daemon.slots(), slot.num_fds()) == ([slot], before)
 
 
-def test_a_slot_whose_directory_cannot_be_renewed_ends_and_another_runs_the_next_call(daemon: Daemon) -> None:
-    (slot,) = daemon.slots()
-    number = daemon.submit("open('f', 'w').close()\nimport time\ntime.sleep(0.5)")
+def folder_of(daemon: Daemon) -> Path:
+    """The working directory of its slot."""
     if daemon.info.isolation == "L3":
-        daemon.answer(number)
         pytest.skip("a file system of its own cannot be made to fail from outside")
-    assert eventually(lambda: [*Path(daemon.workdirs).glob("*/run/f")])
-    for folder in Path(daemon.workdirs).glob("*/run"):
-        shutil.rmtree(folder.parent)
+    (folder,) = Path(daemon.workdirs).glob("*/run")
+    return folder
+
+
+def test_nothing_is_run_where_files_cannot_be_written(daemon: Daemon) -> None:
+    folder_of(daemon).chmod(0o500)
+    seen = daemon.run("print(1)", files={"f": b""})
+    assert ("could not be written" in seen.stderr, seen.stdout) == (True, ""), seen.stderr
+    assert daemon.run("print(1)", files={"f": b""}).stdout == "1\n", "its directory was renewed"
+
+
+def test_a_slot_whose_directory_cannot_be_renewed_ends_and_another_runs_the_next_call(daemon: Daemon) -> None:
+    folder, (slot,) = folder_of(daemon), daemon.slots()
+    number = daemon.submit("open('f', 'w').close()\nimport time\ntime.sleep(0.5)")
+    assert eventually((folder / "f").exists)
+    shutil.rmtree(folder.parent)
     assert daemon.answer(number).outcome == "ok"
     assert eventually(lambda: ended(slot)) and daemon.run("1").value == "1"
 
