@@ -178,7 +178,7 @@ def test_a_process_that_an_earlier_cell_did_not_wait_for_takes_no_cpu_of_this_ce
     burn = """
 import os, time
 if (pid := os.fork()) == 0:
-    while time.process_time() < 0.7: pass
+    while time.process_time() < 0.5: pass
     os._exit(0)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"""
     assert daemon.cell("left", 1, burn, cpu_seconds=5.0).outcome == "ok"
@@ -187,8 +187,8 @@ os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"""
 
 
 def test_each_cell_has_its_own_limit_of_cpu(daemon: Daemon) -> None:
-    burn = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
-    assert [daemon.cell("burn", n, burn, cpu_seconds=1.0).outcome for n in (1, 2)] == ["ok", "ok"]
+    burn = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
+    assert [daemon.cell("burn", n, burn, cpu_seconds=0.5).outcome for n in (1, 2)] == ["ok", "ok"]
 
 
 def test_an_interrupt_between_cells_is_ignored(own: Daemon) -> None:
