@@ -167,6 +167,13 @@ def test_a_slot_that_is_stuck_under_a_program_that_took_too_long_does_not_excuse
     assert daemon.run("1").value == "1"
 
 
+def test_sessions_leave_the_slots_of_plain_calls_alone(daemon: Daemon) -> None:
+    daemon.cell("s", 1, "1")
+    daemon.run("import os\nif os.fork() == 0: os._exit(0)\nos.wait()")  # its slot is not used again
+    assert daemon.run("1").value == "1"
+    daemon.end_sessions()
+
+
 def test_a_bug_while_an_answer_is_made_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     from rocstar.sandbox import launch
 

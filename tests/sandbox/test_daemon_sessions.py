@@ -349,10 +349,3 @@ def test_a_cell_that_breaks_its_session_harms_no_other(daemon: Daemon, code: str
     assert frame.kind in (FrameKind.RESPONSE, FrameKind.LOST)
     assert daemon.cell("victim", 2, "y").value == "7"
     assert daemon.run("1").value == "1"
-
-
-def test_sessions_leave_the_slots_of_plain_calls_alone() -> None:
-    with Daemon(slots=1) as daemon:
-        daemon.cell("s", 1, "1")
-        daemon.run("import os\nif os.fork() == 0: os._exit(0)\nos.wait()")  # its slot is not used again
-        assert daemon.run("1").value == "1"
