@@ -206,6 +206,7 @@ def test_usage_counts_what_runs_and_what_waits_and_the_cpu_of_programs(daemon: D
     before = daemon.usage()
     burned = daemon.run("import time\nwhile time.process_time() < 0.5: pass").cpu_seconds
     running, waiting = daemon.begin(), daemon.submit("1")
+    assert eventually(lambda: daemon.usage().waiting == 1)  # a report of before may come first
     usage = daemon.usage()
     daemon.cancel(running)
     daemon.answer(waiting)
