@@ -64,11 +64,11 @@ def test_two_slots_run_two_programs_at_once() -> None:
 
 
 def test_the_limit_of_a_call_that_has_just_ended_does_not_end_the_next_one(daemon: Daemon) -> None:
-    number = daemon.submit("import time\ntime.sleep(0.3)\n1", wall_seconds=0.6)
+    number = daemon.submit("import time\ntime.sleep(1.5)\n1", wall_seconds=2.0)
     assert eventually(daemon.programs)
     daemon.process.send_signal(signal.SIGSTOP)
     assert eventually(lambda: not daemon.programs())
-    time.sleep(0.6)  # now the daemon sees the limit first, and then the end
+    time.sleep(1.0)  # now the daemon sees the limit first, and then the end
     daemon.process.send_signal(signal.SIGCONT)
     assert daemon.answer(number).value == "1"
     assert daemon.run("1").value == "1"
