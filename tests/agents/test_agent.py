@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 from dataclasses import replace
@@ -152,13 +151,7 @@ def right_if(said: str) -> ScriptedVerifier:
     return ScriptedVerifier(judge)
 
 
-async def test_a_text_is_judged_as_the_last_words_and_is_not_learnt_from(tmp_path: Path) -> None:
-    found = await made(asking(tmp_path, "    return '5'\n"), ["no box"], verifier=right_if("5"))
-    assert found.outcome and found.outcome.verdict is Verdict.RIGHT
-    assert len(found.turns) == 1 and "boxed" not in CODEC.decode(found.token_ids)
-
-
-async def test_a_text_takes_the_place_of_the_last_text_and_of_nothing_else(tmp_path: Path) -> None:
+async def test_a_text_is_judged_in_the_place_of_the_last_text_and_is_not_learnt_from(tmp_path: Path) -> None:
     """A reward function that wants one box finds one, and a tool's output stays what it was."""
     read: list[tuple[list[str], list[int]]] = []
 
@@ -170,8 +163,9 @@ async def test_a_text_takes_the_place_of_the_last_text_and_of_nothing_else(tmp_p
     agent = asking(tmp_path, "    return '5'\n")
     found = await made(agent, ["I say \\\\boxed{6}"], verifier=ScriptedVerifier(judge))
     assert read == [(["<answer>\\boxed{5}</answer>"], [0])]
-    assert "I say" in CODEC.decode(found.turns[0].completion.token_ids)
-    assert found.outcome and found.outcome.extracted == "5"
+    assert len(found.turns) == 1 and "I say" in CODEC.decode(found.turns[0].completion.token_ids)
+    assert "<answer>" not in CODEC.decode(found.token_ids)
+    assert found.outcome and (found.outcome.verdict, found.outcome.extracted) == (Verdict.RIGHT, "5")
 
 
 SWALLOWS = """
@@ -240,26 +234,6 @@ async def test_a_tool_call_that_the_end_breaks_off_is_no_fault(tmp_path: Path) -
     assert found.stop is Stop.ANSWERED and found.outcome and found.outcome.reward == 0.0
 
 
-async def test_an_outage_that_the_end_brings_about_is_no_fault(tmp_path: Path) -> None:
-    class Broken(Told):
-        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
-            if not self.given:
-                return await super().generate(token_ids, sampling, **names)
-            try:
-                return await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                raise EngineUnavailable("the connection was broken off") from None
-
-    then = """
-    more = client.chat([{'role': 'user', 'content': 'more'}])
-    asyncio.ensure_future(more).add_done_callback(lambda done: done.exception())
-    await asyncio.sleep(0.05)
-    return 1.0
-"""
-    found = await made(asking(tmp_path, then, before="import asyncio\n"), Broken([ANSWER]))
-    assert found.stop is Stop.ANSWERED and found.fault is None and found.outcome and found.outcome.reward == 1.0
-
-
 async def test_a_mistake_in_an_engine_is_raised_and_no_reward(tmp_path: Path) -> None:
     class Broken(Told):
         async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
@@ -268,13 +242,6 @@ async def test_a_mistake_in_an_engine_is_raised_and_no_reward(tmp_path: Path) ->
     text = f"async def agent(problem, client):\n    try:\n    {ASKS}    except Exception:\n        return 1.0\n"
     with pytest.raises(RuntimeError, match="no such kernel"):
         await made(function(tmp_path, text), Broken([]))
-
-
-async def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
-    agent = asking(tmp_path, "    await asyncio.Event().wait()\n", before="import asyncio\n", seconds=0.3)
-    found = await made(agent, [ANSWER])
-    assert found.stop is Stop.AGENT_TIMEOUT
-    assert found.fault == "the agent did not end within rollout.agent_seconds = 0.3"
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -347,19 +314,16 @@ async def test_of_a_call_its_programs_own_time_is_the_agents(tmp_path: Path, ran
     assert found.stop is stop
 
 
-async def test_a_program_gets_the_problem_and_gives_its_answer(tmp_path: Path) -> None:
-    os.environ["SECRET_OF_OURS"] = "x"
-    try:
-        text = "assert 'SECRET_OF_OURS' not in os.environ\nprint('working')\nprint(json.dumps({'reward': 0.75}))\n"
-        found = await made(program(tmp_path, text), [ANSWER])
-    finally:
-        del os.environ["SECRET_OF_OURS"]
-    assert found.outcome and found.outcome.reward == 0.75, found.fault
-
-
-async def test_a_program_is_told_what_stands_before_the_question(tmp_path: Path) -> None:
+async def test_a_program_gets_the_problem_and_what_stands_before_it_but_no_secret_and_gives_its_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_OURS", "x")
     said = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": PROBLEM.question})
-    text = "assert problem['messages'][0]['content'] == 'Be brief.'\nprint(json.dumps({'reward': 0.75}))\n"
+    text = """
+assert problem['messages'][0]['content'] == 'Be brief.' and 'SECRET_OF_OURS' not in os.environ
+print('working')
+print(json.dumps({'reward': 0.75}))
+"""
     found = await made(program(tmp_path, text), [ANSWER], problem=replace(PROBLEM, messages=said))
     assert found.outcome and found.outcome.reward == 0.75, found.fault
 
@@ -409,6 +373,7 @@ time.sleep(600)
     for seconds in (2.0, 4.0, 8.0, 60.0):
         found = await made(program(tmp_path, text, seconds=seconds), [ANSWER])
         assert found.stop is Stop.AGENT_TIMEOUT
+        assert found.fault == f"the agent did not end within rollout.agent_seconds = {seconds:g}"
         if (tmp_path / "pid").exists():  # else a busy machine gave it no CPU until it was over
             break
     child = int((tmp_path / "pid").read_text())
@@ -447,22 +412,35 @@ async def test_a_late_request_of_an_agent_that_was_ended_is_refused(tmp_path: Pa
             await http.get(f"{kept[0].base_url}/models")
 
 
-async def test_what_an_agent_leaves_under_way_is_broken_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("breaks", "told"),
+    [(False, "the attempt has ended"), (True, "the connection was broken off")],
+    ids=["quietly", "with an outage of the engine"],
+)
+async def test_what_an_agent_leaves_under_way_is_broken_off_and_an_outage_that_this_brings_about_is_no_fault(
+    tmp_path: Path, breaks: bool, told: str
+) -> None:
+    class Left(Told):
+        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
+            if not self.given:
+                return await super().generate(token_ids, sampling, **names)
+            try:
+                return await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if breaks:
+                    raise EngineUnavailable("the connection was broken off") from None
+                raise
+
     then = """
     asyncio.get_running_loop().left = asyncio.ensure_future(client.chat([{'role': 'user', 'content': 'more'}]))
     await asyncio.sleep(0.05)
+    return 1.0
 """
-
-    class Slow(Told):
-        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
-            if self.given:
-                await asyncio.Event().wait()
-            return await super().generate(token_ids, sampling, **names)
-
-    engine = Slow([ANSWER])
+    engine = Left([ANSWER])
     found = await made(asking(tmp_path, then, before="import asyncio\n"), engine)
-    assert found.stop is Stop.ANSWERED and len(found.turns) == 1 and len(engine.closed) >= 2
-    with pytest.raises(Exception, match="the attempt has ended"):
+    assert found.stop is Stop.ANSWERED and found.fault is None and found.outcome and found.outcome.reward == 1.0
+    assert len(found.turns) == 1 and len(engine.closed) >= 2
+    with pytest.raises(Exception, match=told):
         await asyncio.get_running_loop().left  # type: ignore[attr-defined]
 
 

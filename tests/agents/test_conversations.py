@@ -12,23 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstar.data.sft.format import Chat, FunctionCall, Message, Refused, Role, tools_of
+from rocstar.data.sft.format import Chat, Message, Refused, Role
 from rocstar.learning.advantages import rows_of
 from rocstar.types import Choice, Completion, Group, Penalty, Reason, Resampled, Sampling, Trajectory
 from tests.agents.examples import Told, attempt, chat, made_by, shown_and_learnt
-from tests.rollout.examples import CODEC, PROBLEM, program
-
-
-async def test_what_goes_on_is_one_conversation_with_the_sampled_tokens() -> None:
-    engine = Told(["first", "second", "third"])
-    one = attempt(engine)
-    await one.complete(chat("q"))
-    await one.complete(chat("q", "first", "more"))
-    await one.complete(chat("q", "first", "more", "second", "last"))
-    made = made_by(one)
-    assert len(made.conversations) == 1 and [len(turn.prompt_ids) for turn in made.turns] == [0, 0, 0]
-    assert shown_and_learnt(made) == [(ids, completion.token_ids) for ids, completion in engine.given]
-    assert CODEC.decode(made.turns[0].reply_ids) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+from tests.rollout.examples import CODEC, PROBLEM
 
 
 async def test_a_retry_a_branch_and_a_summary_are_conversations_of_their_own() -> None:
@@ -42,27 +30,11 @@ async def test_a_retry_a_branch_and_a_summary_are_conversations_of_their_own() -
     made = made_by(one)
     assert sorted(shown_and_learnt(made)) == sorted((ids, done.token_ids) for ids, done in engine.given)
     assert len(made.conversations) == 4
+    assert CODEC.decode(made.turns[0].reply_ids) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
     *_, branch, summary = made.conversations  # in the order of their last answers
     first_ids, first = engine.given[0]
     assert branch.prompt_ids[: len(first_ids) + len(first.token_ids)] == (*first_ids, *first.token_ids)
     assert CODEC.decode(summary.prompt_ids) == "<|im_start|>user\na summary<|im_end|>\n<|im_start|>assistant\n"
-
-
-async def test_calls_that_come_back_as_objects_are_matched() -> None:
-    engine = Told([program("print(2+3)"), "done"])
-    one = attempt(engine)
-    tools = {"type": "function", "function": {"name": "python", "description": "", "parameters": {}}}
-    offered = tools_of([tools])
-    question = Message(role=Role.USER, content="q")
-    answer = await one.complete(Chat(messages=(question,), tools=offered))
-    assert [call.tool for call in answer.calls] == ["python"] and answer.message.content == ""
-    again = Message(
-        role=Role.ASSISTANT, content="", calls=(FunctionCall(name="python", arguments={"code": "print(2+3)"}),)
-    )
-    result = Message(role=Role.TOOL, content="5")
-    await one.complete(Chat(messages=(question, again, result), tools=offered))
-    made = made_by(one)
-    assert len(made.conversations) == 1 and "<tool_response>\n5" in CODEC.decode(made.turns[0].reply_ids)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ async def test_words_after_a_result_stand_with_it_and_parts_of_an_answer_are_one
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "5"}
     await ask(one, messages=[user("q"), message, result, user("be brief")], tools=[TOOL])
     assert len(made_by(one).conversations) == 1
-    assert "5\nbe brief" in CODEC.decode(made_by(one).turns[0].reply_ids)
+    assert "<tool_response>\n5\nbe brief" in CODEC.decode(made_by(one).turns[0].reply_ids)
 
     function = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
     other = attempt(Told(["I add.\n" + program("print(2+3)"), "so 5"]))

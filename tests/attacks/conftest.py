@@ -7,40 +7,27 @@ from collections.abc import Iterator
 import pytest
 
 from rocstar.sandbox.walls.plans import PLANS
-from tests.sandbox.driver import Daemon, Refused
+from tests.sandbox.driver import Daemon, daemon_of
 
-WAYS = range(len(PLANS) - 1)
-NAMES = [PLANS[n].name for n in WAYS]
+WAYS = [plan.name for plan in PLANS[:-1]]
 
 
-@pytest.fixture(scope="session", params=WAYS, ids=NAMES)
+@pytest.fixture(scope="session", params=WAYS)
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """One slot, so that a call meets whatever the one before has left."""
-    yield from started(request.param, slots=1)
+    with daemon_of(request.param, slots=1) as started:
+        yield started
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=NAMES)
+@pytest.fixture(scope="module", params=WAYS)
 def uncounted(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """Where no control group counts processes."""
-    yield from started(request.param, slots=1, groups=False)
+    with daemon_of(request.param, slots=1, groups=False) as started:
+        yield started
 
 
-@pytest.fixture(scope="session", params=WAYS, ids=NAMES)
+@pytest.fixture(scope="session", params=WAYS)
 def neighbours(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """Two slots, whose programs run at once."""
-    yield from started(request.param, slots=2)
-
-
-def started(number: int, *, slots: int, groups: bool = True) -> Iterator[Daemon]:
-    """A daemon of this plan; skips the test where it is not to be had."""
-    plan = PLANS[number]
-    try:
-        sandbox = Daemon(slots=slots, skip_plans=number, groups=groups)
-    except Refused as error:
-        if "can be started here" not in str(error):
-            raise
-        pytest.skip(f"{plan.name} is not to be had here: {error}")
-    with sandbox:
-        if sandbox.info.isolation != plan.level:
-            pytest.skip(f"{plan.name} ({plan.level}) is not to be had here, only {sandbox.info.isolation}")
-        yield sandbox
+    with daemon_of(request.param, slots=2) as started:
+        yield started

@@ -15,9 +15,9 @@ import pytest
 
 from rocstar.sandbox.call import ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.walls import linux
-from rocstar.sandbox.walls.plans import CONFINED, PLANS, PROCESS
+from rocstar.sandbox.walls.plans import CONFINED, PROCESS
 from tests.attacks.support import promised, tried
-from tests.sandbox.driver import Daemon, Refused, eventually, needs_empty_folder
+from tests.sandbox.driver import Daemon, daemon_of, eventually, needs_empty_folder
 
 SHARED = ["/usr", "/usr/lib", "/dev/null", "/dev/zero", "/usr/bin/env"]
 
@@ -219,8 +219,8 @@ def test_a_program_that_others_kept_from_computing_has_not_run_out_of_time() -> 
         assert {code: daemon.answer(number).outcome for code, number in numbers.items()} == ends
 
 
-@pytest.mark.parametrize("plan", [PLANS.index(CONFINED), PLANS.index(PROCESS)])
-def test_a_program_that_fails_where_another_has_filled_the_disk_has_not_failed(plan: int) -> None:
+@pytest.mark.parametrize("plan", [CONFINED.name, PROCESS.name])
+def test_a_program_that_fails_where_another_has_filled_the_disk_has_not_failed(plan: str) -> None:
     fill = "import os\nwith open('big', 'wb') as file:\n    while True: file.write(bytes(2**16)); file.flush()"
     with TemporaryDirectory() as folder, ExitStack() as ended:
         os.chmod(folder, 0o755)
@@ -229,10 +229,7 @@ def test_a_program_that_fails_where_another_has_filled_the_disk_has_not_failed(p
         except OSError as error:
             pytest.skip(f"no file system can be mounted here: {error}")
         ended.callback(linux.unmount, folder)
-        try:
-            daemon = ended.enter_context(Daemon(folder, slots=2, skip_plans=plan))
-        except Refused as error:
-            pytest.skip(f"{PLANS[plan].name} is not to be had here: {error}")
+        daemon = ended.enter_context(daemon_of(plan, folder))
         filling = daemon.begin(f"try:\n    {fill.replace(chr(10), chr(10) + '    ')}\nexcept OSError: pass")
         assert daemon.run("print(input())", stdin="x" * 2**16).outcome is ServiceOutcome.INTERNAL
         assert daemon.run("print(1)").outcome is ProgramOutcome.OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.learning.ranks import ALONE
 from rocstar.parts.placement import Placed
+from tests.sandbox.driver import ended as has_ended
+from tests.sandbox.driver import eventually
 from tests.tiny_run import Command, metrics, workplace
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -35,13 +36,6 @@ def actors(command: Command) -> list[psutil.Process]:
     """Of the Ray that belongs to a running command."""
     below = psutil.Process(command.process.pid).children(recursive=True)
     return [process for process in below if "LearnerActor" in " ".join(process.cmdline())]
-
-
-def has_ended(process: psutil.Process) -> bool:
-    deadline = time.monotonic() + 20
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.timeout(600)  # four runs, three of them with a Ray of their own
@@ -64,7 +58,7 @@ def test_two_learners_and_a_sandbox_on_ray_learn_what_one_learns_across_a_stop_a
 
     ended = Command.start(both, "train", "--resume", "tiny").wait()
     assert ended.code == 0 and ended.out.startswith("\ntiny: before and after"), ended.told
-    assert len(found) == 2 and all(has_ended(actor) for actor in found)
+    assert len(found) == 2 and eventually(lambda: all(map(has_ended, found)))
     rows, others = metrics(alone), metrics(both)
     assert [row["step"] for row in others] == list(range(1, STEPS + 1))
     for row, other in zip(rows, others, strict=True):

@@ -89,24 +89,28 @@ def test_gpus_are_counted_by_machine_as_ray_has_them(two_machines: None, tmp_pat
 
 
 @pytest.mark.slow
-def test_room_that_somebody_else_has_is_waited_for_and_then_refused(
-    two_machines: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("taken", "asked", "told"),
+    [
+        ([2, 3], {"the second": 1}, "the second need 1 CPUs, of which Ray has 5 and 0 free; ask for less"),
+        (
+            [3],
+            {"cluster.learners 2": 2, "the rest": 3},
+            "; there was room for cluster.learners 2 and none for the rest; ask for",
+        ),
+    ],
+    ids=["for nothing", "for one of two parts"],
+)
+def test_room_that_somebody_else_has_is_waited_for_and_then_refused_with_what_there_was_room_for(
+    two_machines: None, monkeypatch: pytest.MonkeyPatch, taken: list[int], asked: dict[str, int], told: str
 ) -> None:
     monkeypatch.setattr(places, "PLACE_SECONDS", 2.5)  # Ray counts whole ones
-    told = pytest.raises(ConfigError, match="the second need 1 CPUs, of which Ray has 5 and 0 free; ask for less")
-    with reserved({"first": PlaceRequest("the first", [{"CPU": 2}, {"CPU": 3}])}), told:
-        reserved({"second": PlaceRequest("the second", [{"CPU": 1}])}).__enter__()
-
-
-@pytest.mark.slow
-def test_a_refusal_says_for_what_there_was_room_and_for_what_none(
-    two_machines: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places, "PLACE_SECONDS", 2.5)
-    small, large = PlaceRequest("cluster.learners 2", [{"CPU": 2}]), PlaceRequest("the rest", [{"CPU": 3}])
-    told = pytest.raises(ConfigError, match=r"; there was room for cluster\.learners 2 and none for the rest; ask for")
-    with reserved({"other": PlaceRequest("the other run", [{"CPU": 3}])}), told:
-        reserved({"small": small, "large": large}).__enter__()
+    requests = {name: PlaceRequest(name, [{"CPU": cpus}]) for name, cpus in asked.items()}
+    with (
+        reserved({"first": PlaceRequest("the first", [{"CPU": cpus} for cpus in taken])}),
+        pytest.raises(ConfigError, match=re.escape(told)),
+    ):
+        reserved(requests).__enter__()
 
 
 @pytest.mark.slow

@@ -6,7 +6,12 @@ ROCSTAR_OWN="learning.loss=mine.py:loss" pytest tests/contracts/test_loss.py
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from rocstar.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model" / "own_learning.py"
 SETTINGS = ("learning.advantage", "learning.loss", "resample.method")
@@ -23,3 +28,13 @@ def own(setting: str, example: str) -> list[str]:
             raise ValueError(f"ROCSTAR_OWN has {part!r}; write SETTING=file.py:name, of {', '.join(SETTINGS)}")
         mine += [reference] * (name == setting)
     return mine
+
+
+def refusal(modules: Path, setting: str, code: str, use: Callable[[str], object]) -> str:
+    """What is said where this setting names `own` of a module with this code, and `use` is called with its name."""
+    (modules / "plug.py").write_text(code)
+    with pytest.raises(ConfigError) as refused:
+        use("plug:own")
+    message = str(refused.value)
+    assert message.startswith(f"{setting} = 'plug:own'")
+    return message

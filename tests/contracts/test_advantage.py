@@ -9,15 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.config.sections import LearningSection
-from rocstar.errors import ConfigError
 from rocstar.learning.advantages import ADVANTAGES, GroupAdvantages, advantage_of
-from tests.contracts.own import own
+from tests.contracts.own import own, refusal
 
 NAMES = [*ADVANTAGES, *own("learning.advantage", "leave_one_out")]
 GROUPS = st.lists(st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-2, 2).map(lambda it: round(it, 3))), min_size=2)
-every_advantage = pytest.mark.parametrize(
-    "advantage", [advantage_of(LearningSection(advantage=name)) for name in NAMES], ids=NAMES
-)
+
+
+def made(name: str, *folders: Path) -> GroupAdvantages:
+    return advantage_of(LearningSection(advantage=name), folders)
+
+
+every_advantage = pytest.mark.parametrize("advantage", [made(name) for name in NAMES], ids=NAMES)
 
 
 @every_advantage
@@ -44,36 +47,27 @@ def test_one_success_stands_above_its_siblings_and_equal_rewards_have_no_advanta
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def advantage(rewards): ...", "should take (rewards, settings)"),
-        ("def advantage(rewards, settings): return [1.0]", "returned (1.0,) for the rewards (1.0, 0.0)"),
+        ("def own(rewards): ...", "should take (rewards, settings)"),
+        ("def own(rewards, settings): return [1.0]", "returned (1.0,) for the rewards (1.0, 0.0)"),
         (
-            "def advantage(rewards, settings): return [r / 0.0 if r else 0.0 for r in rewards]",
+            "def own(rewards, settings): return [r / 0.0 if r else 0.0 for r in rewards]",
             "failed on the rewards 1 and 0: ZeroDivisionError",
         ),
-        ("def advantage(rewards, settings): return [float('nan')] * 2", "return one number for each"),
-        ("def advantage(rewards, settings): return {0: 1.0, 1: 0.0}", "returned {0: 1.0, 1: 0.0} for"),
-        ("def advantage(rewards, settings): return '12'", "returned '12' for"),
-        ("def advantage(rewards, settings): ...", "returned None for the rewards (1.0, 0.0)"),
-        ("def advantage(rewards, settings): return 0.5", "returned 0.5 for"),
-        ("def advantage(rewards, settings): return [10**400, 0]", "failed on the rewards 1 and 0: OverflowError"),
-        ("def advantage(rewards, settings): return ['1', '2']", "returned ('1', '2') for"),
-        ("def advantage(rewards, settings): return [True, False]", "returned (True, False) for"),
+        ("def own(rewards, settings): return [float('nan')] * 2", "return one number for each"),
+        ("def own(rewards, settings): return {0: 1.0, 1: 0.0}", "returned {0: 1.0, 1: 0.0} for"),
+        ("def own(rewards, settings): return '12'", "returned '12' for"),
+        ("def own(rewards, settings): ...", "returned None for the rewards (1.0, 0.0)"),
+        ("def own(rewards, settings): return 0.5", "returned 0.5 for"),
+        ("def own(rewards, settings): return [10**400, 0]", "failed on the rewards 1 and 0: OverflowError"),
+        ("def own(rewards, settings): return ['1', '2']", "returned ('1', '2') for"),
+        ("def own(rewards, settings): return [True, False]", "returned (True, False) for"),
     ],
 )
 def test_an_advantage_that_is_none_is_refused(modules: Path, code: str, said: str) -> None:
-    (modules / "plug_advantage.py").write_text(code)
-    with pytest.raises(ConfigError) as refused:
-        advantage_of(LearningSection(advantage="plug_advantage:advantage"), [modules])
-    message = str(refused.value)
-    assert message.startswith("learning.advantage = 'plug_advantage:advantage'") and said in message
+    assert said in refusal(modules, "learning.advantage", code, lambda name: made(name, modules))
 
 
 @pytest.mark.parametrize(("later", "said"), [("1 / 0", "1, 0 and 1: ZeroDivisionError"), ("['x'] * 3", "ned ('x',")])
 def test_an_advantage_that_goes_wrong_on_a_group_of_a_step_is_told(modules: Path, later: str, said: str) -> None:
-    code = f"def advantage(rewards, settings): return [1.0, -1.0] if len(rewards) == 2 else {later}"
-    (modules / "plug_advantage.py").write_text(code)
-    advantage = advantage_of(LearningSection(advantage="plug_advantage:advantage"), [modules])
-    with pytest.raises(ConfigError) as refused:
-        advantage([1.0, 0.0, 1.0])
-    message = str(refused.value)
-    assert message.startswith("learning.advantage = 'plug_advantage:advantage'") and said in message
+    code = f"def own(rewards, settings): return [1.0, -1.0] if len(rewards) == 2 else {later}"
+    assert said in refusal(modules, "learning.advantage", code, lambda name: made(name, modules)([1.0, 0.0, 1.0]))

@@ -16,16 +16,20 @@ from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
 from rocstar.learning.methods import LOSSES, Losses, loss_of
 from rocstar.protocols import PolicyTokens
-from tests.contracts.own import own
+from tests.contracts.own import own, refusal
 
 TOKENS = 200
 ATTEMPT = 10  # tokens of each
 TokenLoss = Callable[[PolicyTokens], Losses]
 
 
+def named(name: str, *folders: Path) -> TokenLoss:
+    return loss_of(LearningSection(loss=name), folders)[0]
+
+
 @pytest.fixture(params=[*LOSSES, *own("learning.loss", "cispo")])
 def loss(request: pytest.FixtureRequest) -> TokenLoss:
-    return loss_of(LearningSection(loss=request.param))[0]
+    return named(request.param)
 
 
 def tokens(seed: int = 0, count: int = TOKENS, spread: float = 0.5) -> PolicyTokens:
@@ -97,25 +101,20 @@ def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLoss, spread
         ("-tokens.logprobs, 0.5", "returned Tensor, float; let it return two tensors"),
         ("-tokens.logprobs.sum(), tokens.logprobs > 0", "gave losses of shape ()"),
         ("tokens.advantages, tokens.logprobs > 0", "without a gradient"),
-        ("sys.exit(3)", "SystemExit: 3 (plug_loss.py, line 2)"),
+        ("sys.exit(3)", "SystemExit: 3 (plug.py, line 2)"),
         ("-tokens.logprobs, tokens.logprobs.exp()", "bounds of shape (3,) and torch.float32 for 3 tokens"),
         ("-tokens.logprobs + float('nan'), tokens.logprobs > 0", "losses [nan, nan"),
         ("-tokens.logprobs * tokens.advantages.mul_(2), tokens.logprobs > 0", "changed tokens.advantages in place"),
     ],
 )
 def test_a_loss_that_cannot_be_learnt_from_is_refused(modules: Path, made: str, said: str) -> None:
-    (modules / "plug_loss.py").write_text(
-        f"import sys\ndef loss(tokens, settings): return {made}\nof_tokens = lambda tokens: 0"
-    )
-    with pytest.raises(ConfigError) as refused:
-        loss_of(LearningSection(loss="plug_loss:loss"), [modules])
-    assert str(refused.value).startswith("learning.loss = 'plug_loss:loss'") and said in str(refused.value)
+    code = f"import sys\ndef own(tokens, settings): return {made}\nof_tokens = lambda tokens: 0"
+    assert said in refusal(modules, "learning.loss", code, lambda name: named(name, modules))
 
 
 def test_a_loss_that_takes_something_else_is_refused(modules: Path) -> None:
-    (modules / "plug_loss.py").write_text("def loss(tokens): ...")
-    with pytest.raises(ConfigError, match=r"^learning\.loss = 'plug_loss:loss' .*should take \(tokens, settings\)"):
-        loss_of(LearningSection(loss="plug_loss:loss"), [modules])
+    told = refusal(modules, "learning.loss", "def own(tokens): ...", lambda name: named(name, modules))
+    assert "should take (tokens, settings)" in told
 
 
 @pytest.mark.parametrize("setting", [{"gate_right": 1e-38}, {"covariance_kl": 1e39}], ids=str)
@@ -128,15 +127,12 @@ def test_settings_that_no_loss_can_be_taken_under_are_refused_before_a_step(sett
 @pytest.mark.parametrize(
     ("later", "said"),
     [
-        ("1 / 0", "failed on 6 tokens: ZeroDivisionError: division by zero (plug_loss.py, line 3)"),
+        ("1 / 0", "failed on 6 tokens: ZeroDivisionError: division by zero (plug.py, line 3)"),
         ("-tokens.logprobs[:-1], tokens.logprobs[:-1] > 0", "gave losses of shape (5,)"),
         ("-tokens.logprobs.detach(), tokens.logprobs > 0", "without a gradient"),
     ],
 )
 def test_a_loss_that_goes_wrong_on_the_tokens_of_a_step_is_told(modules: Path, later: str, said: str) -> None:
-    code = f"def loss(tokens, settings):\n    if len(tokens.logprobs) > 3:\n        return {later}\n"
-    (modules / "plug_loss.py").write_text(code + "    return -tokens.logprobs, tokens.logprobs > 0\n")
-    loss, _ = loss_of(LearningSection(loss="plug_loss:loss"), [modules])
-    with pytest.raises(ConfigError) as refused:
-        loss(tokens(count=6))
-    assert str(refused.value).startswith("learning.loss = 'plug_loss:loss'") and said in str(refused.value)
+    code = f"def own(tokens, settings):\n    if len(tokens.logprobs) > 3:\n        return {later}\n"
+    code += "    return -tokens.logprobs, tokens.logprobs > 0\n"
+    assert said in refusal(modules, "learning.loss", code, lambda name: named(name, modules)(tokens(count=6)))

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.config.sections import ResampleSection
-from rocstar.errors import ConfigError
 from rocstar.learning.resample import METHODS, resampler_of
 from rocstar.protocols import Resampler
 from rocstar.types import (
@@ -30,7 +29,7 @@ from rocstar.types import (
     Turn,
     Verdict,
 )
-from tests.contracts.own import own
+from tests.contracts.own import own, refusal
 
 KEEP = 4
 
@@ -161,35 +160,33 @@ def each(group, **change):
     result = resample(group, Random(0), ResampleSection(method="all"))
     return replace(result, choices=tuple(replace(choice, **change) for choice in result.choices))
 
-def resampler(settings):
+def own(settings):
     return lambda group, rng: MADE
 """
 
 
 def assert_refused(modules: Path, code: str, said: str) -> None:
     """Before a run."""
-    (modules / "plug_resampler.py").write_text(code)
-    with pytest.raises(ConfigError) as refused:
-        resampler_of(ResampleSection(method="plug_resampler:resampler"), [modules])
-    message = str(refused.value)
-    assert message.startswith("resample.method = 'plug_resampler:resampler'") and said in message
+    assert said in refusal(
+        modules, "resample.method", code, lambda name: resampler_of(ResampleSection(method=name), [modules])
+    )
 
 
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        ("1 / 0", "failed on its settings: ZeroDivisionError: division by zero (plug_resampler.py, line 1)"),
+        ("1 / 0", "failed on its settings: ZeroDivisionError: division by zero (plug.py, line 1)"),
         ("5", "returned 5 for the settings"),
     ],
 )
 def test_settings_that_make_no_resampler_are_refused(modules: Path, made: str, said: str) -> None:
-    assert_refused(modules, f"def resampler(settings): return {made}", said)
+    assert_refused(modules, f"def own(settings): return {made}", said)
 
 
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        ("1 / 0", "failed on a group of 5 attempts: ZeroDivisionError: division by zero (plug_re"),
+        ("1 / 0", "failed on a group of 5 attempts: ZeroDivisionError: division by zero (plug"),
         ("[]", "returned list; return Resampled(group"),
         ("each(group, kept=1)", "kept=1, reason=<Reason.KEPT_ALL"),
         ("each(group, reason='kept.mine')", "reason='kept.mine'"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from msgspec import structs
 from rocstar.sandbox import launch, wire
 from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Isolation, Limits, Response, ServiceOutcome, Usage
 from rocstar.sandbox.daemon.verdict import STARVED
+from rocstar.sandbox.walls import cgroups
+from rocstar.sandbox.walls.plans import PLANS
 from rocstar.sandbox.wire import Frame, FrameKind
 
 STARVED_TRIES = 10  # a bound: nobody asks a machine without end that gives a program no CPU
@@ -164,6 +167,41 @@ class Daemon:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextmanager
+def daemon_of(plan: str, folder: str = "/tmp", **settings: Any) -> Iterator[Daemon]:
+    """A daemon whose slots are isolated so; skips the test where that is not to be had."""
+    number = [each.name for each in PLANS].index(plan)
+    try:
+        started = Daemon(folder, skip_plans=number, **settings)
+    except Refused as error:
+        if "can be started here" not in str(error):
+            raise
+        pytest.skip(f"{plan} is not to be had here: {error}")
+    with started:
+        if started.info.isolation != PLANS[number].level:
+            pytest.skip(f"{plan} is not to be had here, only {started.info.isolation}")
+        yield started
+
+
+@contextmanager
+def group_of(controller: str, **limits: str) -> Iterator[Path]:
+    """A control group with these limits."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cgroups, "CONTROLLERS", cgroups.CONTROLLERS | {controller})
+        groups = cgroups.found()
+    if controller not in groups.folders:
+        groups.close()
+        pytest.skip(f"no control group of {controller} can be made here")
+    folder = groups.folders[controller] / "crowded"
+    folder.mkdir()
+    for name, limit in limits.items():
+        with_dot = folder / name.replace("_", ".", 1)
+        if with_dot.exists():
+            with_dot.write_text(limit)
+    yield folder
+    groups.close()
 
 
 def is_starved(response: Response) -> bool:

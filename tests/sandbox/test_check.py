@@ -3,6 +3,7 @@ anything of it runs, and holds nobody up."""
 
 from __future__ import annotations
 
+import reprlib
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import msgpack
+from msgspec import msgpack, structs
 
 from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, Failure, Limits, ProgramOutcome, Response, ServiceOutcome
@@ -57,30 +58,37 @@ CALLS: list[dict[str, Any]] = [
     {"session": "s", "cell": -1},
     {"session": "s", "cell": 1, "stdin": "x"},
 ]
+DEFAULT = structs.asdict(Limits())
 GOOD: dict[str, Any] = {"id": "1", "code": "print('ran')"}
-BODIES: list[bytes] = [
-    b"",
-    b"\xc1",
-    b"\xff" * 100,
-    b"\x91" * 100_000,
-    b"\x81\xa1x" + b"\x91" * 100_000 + b"\x90",
-    msgpack.encode([1, 2]),
-    msgpack.encode({"id": "1"}),
-    msgpack.encode({"code": "1"}),
-    msgpack.encode(GOOD)[:-1],
-    msgpack.encode(GOOD) + b"x",
-    b"\x82\xa2id\xa1x\xa4code\xa3\xed\xa0\x80",
-    *(msgpack.encode(GOOD | {name: 7}) for name in ("id", "code", "stdin", "limits", "files", "fetch", "session")),
-    *(msgpack.encode(GOOD | {name: "x"}) for name in ("seed", "limits", "files", "fetch", "patience_seconds", "cell")),
-    *(msgpack.encode(GOOD | {name: None}) for name in ("code", "stdin", "files", "limits", "cell")),
-    msgpack.encode(GOOD | {"limits": {"memory_bytes": 1.5}}),
-    msgpack.encode(GOOD | {"limits": {"wall_seconds": "1"}}),
-    msgpack.encode(GOOD | {"files": {"a": "text"}}),
-    msgpack.encode(GOOD | {"files": {1: b""}}),
-    msgpack.encode(GOOD | {"fetch": [1]}),
-    msgpack.encode(GOOD | {"seed": 2**63}) + b"\x00",
-]
+BODIES: dict[str, bytes] = {
+    "nothing": b"",
+    "no msgpack": b"\xc1",
+    "negative numbers": b"\xff" * 100,
+    "deep": b"\x91" * 100_000,
+    "deep in an unknown field": b"\x81\xa1x" + b"\x91" * 100_000 + b"\x90",
+    "an array": msgpack.encode([1, 2]),
+    "without code": msgpack.encode({"id": "1"}),
+    "without an id": msgpack.encode({"code": "1"}),
+    "half a call": msgpack.encode(GOOD)[:-1],
+    "a byte behind it": msgpack.encode(GOOD) + b"x",
+    "code that is no text": b"\x82\xa2id\xa1x\xa4code\xa3\xed\xa0\x80",
+    **{f"{name} 7": msgpack.encode(GOOD | {name: 7}) for name in ("id", "code", "stdin", "limits", "files", "fetch")},
+    **{f"{name} x": msgpack.encode(GOOD | {name: "x"}) for name in ("seed", "limits", "patience_seconds", "cell")},
+    **{f"{name} null": msgpack.encode(GOOD | {name: None}) for name in ("code", "stdin", "files", "limits", "cell")},
+    "half a byte of memory": msgpack.encode(GOOD | {"limits": {"memory_bytes": 1.5}}),
+    "text for a file's bytes": msgpack.encode(GOOD | {"files": {"a": "text"}}),
+    "a number for a path": msgpack.encode(GOOD | {"fetch": [1]}),
+}
 """What is no call at all."""
+
+
+def shown(fields: dict[str, Any]) -> str:
+    """The name of a case: its first field, and of limits the one that is wrong."""
+    name, value = next(iter(fields.items()))
+    wrong = (
+        value if name != "limits" else {key: one for key, one in structs.asdict(value).items() if one != DEFAULT[key]}
+    )
+    return f"{name} {reprlib.repr(wrong)}"
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +97,7 @@ def daemon() -> Iterator[Daemon]:
         yield started
 
 
-@pytest.mark.parametrize("fields", CALLS, ids=[f"{n} {next(iter(call))}" for n, call in enumerate(CALLS)])
+@pytest.mark.parametrize("fields", CALLS, ids=shown)
 def test_a_call_that_cannot_be_run_is_refused_with_a_sentence(daemon: Daemon, fields: dict[str, Any]) -> None:
     call = Call(**GOOD | fields)
     response = daemon.answer(daemon.submit_body(wire.encode(call)))
@@ -97,7 +105,7 @@ def test_a_call_that_cannot_be_run_is_refused_with_a_sentence(daemon: Daemon, fi
     assert len(response.message.split()) > 3 and len(response.message) < 1500
 
 
-@pytest.mark.parametrize("body", BODIES, ids=[f"{n}" for n in range(len(BODIES))])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_what_is_no_call_is_refused_under_its_number(daemon: Daemon, body: bytes) -> None:
     response = daemon.answer(daemon.submit_body(body))
     assert (response.id, response.outcome) == ("", ProgramOutcome.REJECTED)

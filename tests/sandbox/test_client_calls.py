@@ -299,18 +299,14 @@ async def test_a_child_that_dies_or_freezes_is_replaced_and_its_calls_run_again(
         await ended(family)
 
 
-async def test_a_child_that_froze_between_calls_is_replaced_by_the_next() -> None:
+async def test_a_busy_child_that_says_nothing_is_left_alone_and_one_that_froze_between_calls_is_replaced() -> None:
     with started(silent_seconds=1.0) as client:
-        process(client).send_signal(signal.SIGSTOP)
-        assert (await run(client, "1")).value == "1"
-
-
-async def test_a_busy_child_that_says_nothing_for_longer_is_left_alone() -> None:
-    with started(silent_seconds=1.0) as client:
-        first = process(client).pid
+        first = process(client)
         response = await run(client, "import time; time.sleep(1.5)")
-        assert response.attempt == 1 and process(client).pid == first
+        assert response.attempt == 1 and process(client).pid == first.pid
         assert client.usage().cpu_seconds > 0
+        first.send_signal(signal.SIGSTOP)
+        assert (await run(client, "1")).value == "1"
 
 
 async def test_closing_ends_the_daemon_and_all_below_it() -> None:

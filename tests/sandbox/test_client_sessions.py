@@ -10,6 +10,7 @@ import pytest
 from rocstar.sandbox.call import Limits, ProgramOutcome, SandboxDown, ServiceOutcome, SessionLost
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import FrameKind
+from tests.sandbox.driver import eventually
 from tests.sandbox.scripted import ScriptedDaemon
 
 
@@ -38,11 +39,7 @@ async def test_cells_are_numbered_and_carry_what_they_were_given(client: Sandbox
     assert (first.session, first.limits.wall_seconds, second.limits.wall_seconds) == (second.session, 3.0, 1.0)
     assert (second.cell, second.seed, second.files, second.fetch) == (2, 7, {}, ())
     assert first.patience_seconds == pytest.approx(9.0, abs=1.0) and second.patience_seconds > 3000
-    assert (
-        daemon.frames[-1].kind is FrameKind.CLOSE
-        or await asyncio.sleep(0.1)
-        or daemon.frames[-1].kind is FrameKind.CLOSE
-    )
+    assert await asyncio.to_thread(eventually, lambda: daemon.frames[-1].kind is FrameKind.CLOSE)
 
 
 async def test_a_session_without_a_seed_draws_one_and_keeps_it(client: SandboxClient, daemon: ScriptedDaemon) -> None:

@@ -178,7 +178,7 @@ def test_a_process_that_an_earlier_cell_did_not_wait_for_takes_no_cpu_of_this_ce
     burn = """
 import os, time
 if (pid := os.fork()) == 0:
-    while time.process_time() < 0.7: pass
+    while time.process_time() < 0.5: pass
     os._exit(0)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"""
     assert daemon.cell("left", 1, burn, cpu_seconds=5.0).outcome == "ok"
@@ -187,8 +187,8 @@ os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"""
 
 
 def test_each_cell_has_its_own_limit_of_cpu(daemon: Daemon) -> None:
-    burn = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
-    assert [daemon.cell("burn", n, burn, cpu_seconds=1.0).outcome for n in (1, 2)] == ["ok", "ok"]
+    burn = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
+    assert [daemon.cell("burn", n, burn, cpu_seconds=0.5).outcome for n in (1, 2)] == ["ok", "ok"]
 
 
 def test_an_interrupt_between_cells_is_ignored(own: Daemon) -> None:
@@ -287,14 +287,6 @@ def test_the_session_idle_for_longest_makes_way_and_busy_ones_do_not(own: Daemon
         assert own.cancel(number).outcome == "cancelled"
 
 
-def test_an_idle_session_ends() -> None:
-    with Daemon(session_idle_seconds=0.2) as daemon:
-        before = len(daemon.below())
-        daemon.cell("h", 1, "1")
-        assert eventually(lambda: len(daemon.below()) <= before)
-        assert lost(daemon, "h", 2)
-
-
 def test_limits_of_the_whole_session_are_those_of_its_first_cell(own: Daemon) -> None:
     own.cell("i", 1, "1", memory_bytes=2**28)
     response = own.cell("i", 2, "1", memory_bytes=2**29)
@@ -357,10 +349,3 @@ def test_a_cell_that_breaks_its_session_harms_no_other(daemon: Daemon, code: str
     assert frame.kind in (FrameKind.RESPONSE, FrameKind.LOST)
     assert daemon.cell("victim", 2, "y").value == "7"
     assert daemon.run("1").value == "1"
-
-
-def test_sessions_leave_the_slots_of_plain_calls_alone() -> None:
-    with Daemon(slots=1) as daemon:
-        daemon.cell("s", 1, "1")
-        daemon.run("import os\nif os.fork() == 0: os._exit(0)\nos.wait()")  # its slot is not used again
-        assert daemon.run("1").value == "1"

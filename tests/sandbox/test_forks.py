@@ -338,11 +338,10 @@ def test_a_copy_is_sealed_once_its_pages_are_let_go_of() -> None:
         os.close(fd)
 
 
-def test_a_dead_zygote_is_told() -> None:
-    with Daemon() as daemon:
-        begin(daemon, "z", "x = 1")
-        daemon.zygotes()[0].kill()
-        frame = daemon.frame(daemon.submit("", session="z", cell=2, branches=("z.1",)))
-        assert frame.kind is FrameKind.LOST or ServiceOutcome.INTERNAL.encode() in frame.body
-        # A call that met the dying zygote is an outage, which callers try again.
-        assert any(daemon.run("1").value == "1" for _ in range(10))
+def test_a_dead_zygote_is_told(daemon: Daemon) -> None:
+    begin(daemon, "z", "x = 1")
+    daemon.zygotes()[0].kill()
+    frame = daemon.frame(daemon.submit("", session="z", cell=2, branches=("z.1",)))
+    assert frame.kind is FrameKind.LOST or ServiceOutcome.INTERNAL.encode() in frame.body
+    # A call that met the dying zygote is an outage, which callers try again.
+    assert any(daemon.run("1").value == "1" for _ in range(10))

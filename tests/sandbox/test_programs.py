@@ -258,7 +258,9 @@ def test_offered_tiers_are_those_that_can_be_imported_cheapest_first() -> None:
 def test_preloaded_modules_are_there_no_thread_is_and_others_are_imported_under_default_limits(bare: Daemon) -> None:
     pytest.importorskip("sympy")
     order = "list({'a', 'b', 'c', 'd', 'e'})"
-    with Daemon(preload=("numpy", "sympy"), slots=1) as daemon:
+    with Daemon(preload=("numpy", "sympy"), slots=1, node="here") as daemon:
+        assert (daemon.info.preload, daemon.info.slots, daemon.info.node) == (("numpy", "sympy"), 1, "here")
+        assert daemon.info.tiers[0] == "bare"
         seen = daemon.run("import sys, threading\n'sympy' in sys.modules, threading.active_count()")
         assert seen.value == "(True, 1)"
         assert daemon.run(order).value == bare.run(order).value, "the order of a set is the same in every sandbox"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +14,7 @@ from rocstar.sandbox import container
 from rocstar.sandbox.call import ProgramOutcome, Response
 from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.shortage import Shortages
-from rocstar.sandbox.walls import cgroups
-from tests.sandbox.driver import Daemon, eventually
-from tests.sandbox.slots import group_of
+from tests.sandbox.driver import Daemon, eventually, group_of
 
 KILLED = Response(id="1", outcome=ProgramOutcome.SIGNAL, signal="SIGKILL")
 RAISED = Response(id="1", outcome=ProgramOutcome.EXCEPTION)
@@ -88,19 +85,6 @@ def test_a_program_that_the_container_has_no_memory_for_is_a_fault_of_the_servic
         assert (told.outcome, "out of memory" in told.message) == ("internal", True), told
         told = daemon.run("import os; os.kill(os.getpid(), 9)")
         assert (told.outcome, told.signal) == ("signal", "SIGKILL"), told
-
-
-def test_a_group_that_was_full_itself_is_told_from_one_within_a_full_container(tmp_path: Path) -> None:
-    for name in ("memory.max", "memory.swap.max"):
-        (tmp_path / name).write_text("")
-    events = tmp_path / "memory.events"
-    events.write_text("max 0\noom 0\noom_kill 0\n")
-    group = cgroups.ControlGroup({"memory": tmp_path}, {"memory": 2})
-    events.write_text("max 0\noom 0\noom_kill 1\n")
-    assert not group.killed()
-    events.write_text("max 9\noom 1\noom_kill 2\n")
-    assert (group.killed(), group.killed()) == (True, False)
-    group.close()
 
 
 def test_a_program_that_kills_itself_while_another_exceeds_its_own_limit_is_not_excused() -> None:

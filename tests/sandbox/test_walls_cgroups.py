@@ -12,8 +12,7 @@ import pytest
 
 from rocstar.sandbox.walls import cgroups
 from rocstar.sandbox.walls.cgroups import ControlGroup, Groups, Tree
-from tests.sandbox.driver import Daemon, ended, eventually
-from tests.sandbox.slots import group_of
+from tests.sandbox.driver import Daemon, ended, eventually, group_of
 
 OWN_V1 = "9:name=systemd:/\n8:cpu:/\n4:memory:/service/worker\n0::/\n"
 MOUNTS_V1 = """\
@@ -61,14 +60,16 @@ def test_groups_of_version_2_are_enabled_limited_and_read(tmp_path: Path) -> Non
     names = ("cgroup.procs", "memory.max", "memory.swap.max", "memory.current", "memory.events")
     for name in names:
         (parent / name).write_text("")
-    (parent / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    events = parent / "memory.events"
+    events.write_text("low 0\noom 2\noom_kill 1\n")
     group = ControlGroup({"memory": parent}, {"memory": 2})
     group.join(77)
     group.limit(1000)
     names = ("cgroup.procs", "memory.max", "memory.swap.max")
     assert [(parent / name).read_text() for name in names] == ["77", "1000", "0"]
-    assert not group.killed()
-    (parent / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    events.write_text("low 0\noom 2\noom_kill 2\n")
+    assert not group.killed(), "it was not full itself, but a container around it"
+    events.write_text("low 0\noom 3\noom_kill 3\n")
     assert (group.killed(), group.killed()) == (True, False)
     group.close()
 

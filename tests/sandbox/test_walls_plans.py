@@ -1,4 +1,4 @@
-"""Slots, keepers and working directories of every plan, from a zygote and without a daemon."""
+"""Slots, keepers and working directories of every plan."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rocstar.sandbox.walls import folders
 from rocstar.sandbox.walls.plans import PLANS
-from tests.sandbox.driver import ended, eventually
-from tests.sandbox.slots import Slot, Zygote, zygote
+from tests.sandbox.driver import Daemon, daemon_of, ended, eventually
 
-NAMES = [plan.name for plan in PLANS]
 EVERYTHING = """
 import os, socket, sys
 home = os.getcwd()
@@ -38,39 +35,32 @@ print([name for name in os.listdir(".") if not os.path.ismount(name)], oct(state
 """
 
 
-@pytest.fixture(scope="module")
-def source() -> Iterator[Zygote]:
-    with zygote() as started:
+@pytest.fixture(scope="module", params=[plan.name for plan in PLANS])
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    with daemon_of(request.param, slots=1) as started:
         yield started
 
 
-def slot_of(source: Zygote, plan: str) -> Slot:
-    slot = source.spawn(NAMES.index(plan))
-    if slot.hello["problem"]:
-        pytest.skip(f"{plan} is not to be had here: {slot.hello['problem']}")
-    return slot
-
-
-def outputs(slot: Slot, *programs: str) -> list[str]:
-    """Of all these; each was followed by a fresh working directory."""
-    outcomes = [slot.code(code) for code in programs]
-    assert all(outcome.ended.reusable for outcome in outcomes), outcomes
-    return [outcome.stdout for outcome in outcomes]
-
-
-@pytest.mark.parametrize("plan", NAMES)
-def test_a_working_directory_is_fresh_whatever_a_program_made_of_it(source: Zygote, plan: str) -> None:
-    before = {*Path(source.workdirs).glob("*")}
-    slot = slot_of(source, plan)
-    first, _, second, _, third = outputs(slot, LOOK, EVERYTHING, LOOK, "open('b', 'w')", LOOK)
+def test_a_working_directory_is_fresh_whatever_a_program_made_of_it(daemon: Daemon) -> None:
+    first, slots = daemon.run(LOOK).stdout, daemon.slots()
     assert first.startswith("[]")
-    assert first == second == third
-    slot.connection.close()
-    assert eventually(lambda: before >= {*Path(source.workdirs).glob("*")}), "a keeper removes its folder at the end"
+    for made in (EVERYTHING, "open('b', 'w')"):
+        daemon.run(made)
+        assert daemon.run(LOOK).stdout == first
+    assert daemon.slots() == slots, "one slot has run them all"
 
 
-@pytest.mark.parametrize("plan", ["confined", "process"])
-def test_the_parent_of_a_working_directory_cannot_be_marked(source: Zygote, plan: str) -> None:
+def test_slot_and_keeper_end_with_each_other_and_with_their_zygote(daemon: Daemon) -> None:
+    for killed in (Daemon.slots, Daemon.keepers, Daemon.zygotes):
+        assert daemon.run("1").value == "1"
+        family = [*daemon.slots(), *daemon.keepers()]
+        killed(daemon)[0].kill()
+        assert eventually(lambda family=family: all(map(ended, family))), killed
+
+
+def test_the_parent_of_a_working_directory_cannot_be_marked(daemon: Daemon) -> None:
+    if daemon.info.isolation == "L3":
+        pytest.skip("it is of the call's own file system")
     program = """
 import os
 def tried(action):
@@ -80,28 +70,8 @@ home = os.getcwd()
 print([tried(action) for action in (lambda: os.mkdir("../mark"), lambda: os.rename(home, "../moved"),
     lambda: os.listdir(".."), lambda: os.utime(".."), lambda: os.chmod("..", 0o777))])
 """
-    (said,) = outputs(slot_of(source, plan), program)
+    said = daemon.run(program).stdout
     assert said and "None" not in said
-
-
-@pytest.mark.parametrize("plan", NAMES)
-def test_slot_and_keeper_end_with_each_other(source: Zygote, plan: str) -> None:
-    for killed in ("keeper", "slot"):
-        slot = slot_of(source, plan)
-        family = [psutil.Process(slot.hello[name]) for name in ("keeper", "slot")]
-        assert family[1].ppid() == family[0].pid
-        psutil.Process(slot.hello[killed]).kill()
-        assert eventually(lambda family=family: all(map(ended, family))), killed
-
-
-def test_all_slots_and_keepers_end_with_their_zygote() -> None:
-    with zygote() as source:
-        hellos = [source.spawn(number).hello for number in range(len(PLANS))]
-        up = [hello for hello in hellos if not hello["problem"]]
-        family = [psutil.Process(hello[name]) for hello in up for name in ("keeper", "slot")]
-        assert family
-        source.process.kill()
-        assert eventually(lambda: all(map(ended, family)))
 
 
 @pytest.mark.parametrize("plan", ["root", "user"])
@@ -122,8 +92,8 @@ for action in (lambda: open(sys.prefix + "/x", "w"), lambda: os.rename({str(home
 open("left", "w")
 """
     try:
-        with zygote() as source:
-            first, second = outputs(slot_of(source, plan), program, program)
+        with daemon_of(plan, slots=1) as daemon:
+            first, second = (daemon.run(program).stdout for _ in range(2))
     finally:
         shutil.rmtree(home)
     lines = first.splitlines()

@@ -71,7 +71,6 @@ def test_arguments_arrive_typed_and_optional_ones_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"amount": 2}, "argument 'unit' is missing"),
         ({"amount": 2, "unit": "foot"}, "argument 'unit': Input should be 'mile' or 'inch'"),
         ({"amount": "two", "unit": "mile"}, "argument 'amount': Input should be a valid number"),
         ({"amount": 2, "unit": "mile", "colour": 1}, "unknown argument 'colour'; this tool takes amount, unit, places"),

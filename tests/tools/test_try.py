@@ -45,18 +45,11 @@ def test_calls_have_the_results_that_the_model_reads(capsys: pytest.CaptureFixtu
     ]
 
 
-@pytest.mark.parametrize(
-    ("call", "reply"),
-    [
-        ('{"unit": 5}', "argument 'unit': Input should be a valid string"),
-        ('{"unit": "blem"', "Failed to decode"),
-        ("{}", "missing"),
-    ],
-)
-def test_a_bad_call_is_answered_as_the_models_own(capsys: pytest.CaptureFixture[str], call: str, reply: str) -> None:
-    assert cli.run(["tool", "try", "weights.py:grams_in", call]) == FAILED
+def test_a_bad_call_is_answered_as_the_models_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["tool", "try", "weights.py:grams_in", '{"unit": "blem"', '{"unit": 5}']) == FAILED
     told = capsys.readouterr().out
-    assert reply in told and "[bad_call, " in told
+    assert "Failed to decode" in told and "'unit': Input should be a valid string" in told
+    assert told.count("[bad_call, ") == 2
 
 
 def test_calls_of_a_notebook_are_those_of_one_attempt(capsys: pytest.CaptureFixture[str]) -> None:
