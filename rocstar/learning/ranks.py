@@ -376,12 +376,14 @@ def shard(
     excluded: `Policy.head` gathers it once for all chunks of an update."""
     from transformers import AutoModelForCausalLM
 
-    config, generation = ranks.share(None if ranks.rank else (model.config, model.generation_config))
+    given = None if ranks.rank else (model.config, model.generation_config, model.config._attn_implementation)
+    config, generation, attention = ranks.share(given)
+    own = copy.deepcopy(config)
+    own._attn_implementation = None  # what the model's class prefers, as when a folder is loaded
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
-        )
+        empty = AutoModelForCausalLM.from_config(own, dtype=torch.float32, trust_remote_code=False)
     prepare(empty, device)
+    empty.set_attn_implementation(attention)  # rank 0 has chosen it by the weights, which are not here
     if adapt:
         adapt(empty)
     empty.config.dtype, empty.generation_config = config.dtype, generation

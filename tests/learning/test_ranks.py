@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import socket
 import threading
@@ -23,12 +24,14 @@ from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import EngineUnavailable, RunHalted
+from rocstar.learning.forward import is_packed
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy, Put, moments, save_state, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch
+from tests.engines.test_precision import EXPERTS, FAMILIES, lively
 from tests.forks import fork_children
 from tests.learning.examples import codec, model, rows, sft_rows
 from tests.tiny_run import PYTHON, Command
@@ -222,6 +225,17 @@ def test_a_rank_for_which_there_is_no_row_takes_part_in_all_exchanges_of_the_oth
     assert close([dict(both.update(batch).metrics)], [dict(alone.update(batch).metrics)])
     for name, gradient in both.gradient().items():
         torch.testing.assert_close(gradient, alone.gradient()[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "packed"), [("Qwen3", True), ("GptOss", False)])
+def test_two_ranks_lay_rows_out_as_one_does(ranks: Ranks, kind: str, packed: bool) -> None:
+    """They laid all side by side, padded, each with its own copy of the prompt; and a model that has no attention but
+    its own ended rank 1."""
+    made = lively(kind, **{**FAMILIES, **EXPERTS}[kind])
+    policies = (Policy(copy.deepcopy(made), codec(), template_named("compact"), ranks=each) for each in (ALONE, ranks))
+    alone, both = (GrpoLearner(policy, LearningSection(), temperature=0.9) for policy in policies)
+    assert is_packed(alone._policy.model) == is_packed(both._policy.model) == packed
+    assert close(course(both, range(2)), course(alone, range(2)))
 
 
 def test_two_ranks_learn_adapters_as_one_does(ranks: Ranks, tmp_path: Path) -> None:
