@@ -372,8 +372,8 @@ def shard(
     """A model over all ranks with the weights of rank 0's `model`; other ranks pass None and never hold the whole
     model. adapt: a change already made to `model`.
 
-    Layers are gathered one by one. Embeddings and last norm stay gathered between forward and backward. The LM head is
-    excluded: `Policy.head` gathers it once for all chunks of an update."""
+    Layers are gathered one by one, in the dtype of the pass. Embeddings, and all norms in fp32, stay gathered between
+    forward and backward. The LM head is excluded: `Policy.head` gathers it once for all chunks of an update."""
     from transformers import AutoModelForCausalLM
 
     given = None if ranks.rank else (model.config, model.generation_config, model.config._attn_implementation)
@@ -391,9 +391,13 @@ def shard(
         empty._weight_conversions = getattr(model, "_weight_conversions", None)
     settings: dict[str, Any] = {
         "mesh": ranks.mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if ranks.offload and device.type == "cuda" else OffloadPolicy(),
     }
+    leaves = [(module, list(module.parameters())) for module in empty.modules() if not list(module.children())]
+    if norms := [module for module, own in leaves if own and all(each.ndim == 1 for each in own)]:
+        exact = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        fully_shard(norms, **{**settings, "mp_policy": exact}, reshard_after_forward=False)
     layers = set(empty._no_split_modules or ())
     for module in empty.modules():
         if type(module).__name__ in layers:
