@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import httpx
@@ -21,6 +22,8 @@ PATIENCE_SECONDS = 600.0  # the longest request loads the weights of a large mod
 ANSWER_BYTES = 64 << 20  # one token of an answer takes about 100
 OWN_CONNECTION = {"Content-Type": "application/json", "Connection": "close"}
 VERSION = re.compile(r"[0-9]{1,18}")
+VERSIONS = 10**9
+"""A label on a server is the number of the client that set it, times this, plus the policy version."""
 NAN = -9999.0  # what vLLM writes in place of a log-probability that is not a number
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORTED}
 METRIC = re.compile(r"^vllm:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
@@ -107,6 +110,7 @@ class VllmClient:
     def __init__(self, url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Raises ConfigError for an invalid URL."""
         self._url, self._patience, base = url, patience_seconds, _base(url)
+        self._client = 1 + secrets.randbelow(VERSIONS - 1)
         self._http = httpx.AsyncClient(
             base_url=base,
             verify=base.scheme == "https",  # reading the certificates takes 20 ms
@@ -141,7 +145,16 @@ class VllmClient:
                 "detokenize": False,
             },
         }
-        return read_answer(await self._post("/inference/v1/generate", body, VllmAnswer, seconds=None), known)
+        answer = await self._post("/inference/v1/generate", body, VllmAnswer, seconds=None)
+        completion, cached = read_answer(answer, known)
+        for span in completion.version_spans:
+            if span.version // VERSIONS != self._client:
+                raise EngineUnavailable(
+                    f"vLLM at {self._url} writes with weights that another client gave it; give each run a server of "
+                    "its own"
+                )
+        spans = tuple(VersionSpan(version % VERSIONS, tokens) for version, tokens in completion.version_spans)
+        return replace(completion, version_spans=spans), cached
 
     async def score(self, token_ids: Sequence[int], *, request_id: str) -> list[float]:
         """[n-1] log-probabilities of each token but the first, recomputed, ahead of waiting requests."""
@@ -181,13 +194,13 @@ class VllmClient:
             raise EngineUnavailable(f"vLLM at {self._url} could not drop its cache, so it may mix two policies")
 
     async def version(self) -> int:
-        """Policy version last set, 0 if none was."""
+        """Policy version last set, by any client; 0 if none was."""
         label = (await self._ask("GET", "/weight_info", _Control)).weight_version
-        return int(label) if VERSION.fullmatch(label) else 0
+        return int(label) % VERSIONS if VERSION.fullmatch(label) else 0
 
     async def set_version(self, version: int) -> None:
         """Stamped on every token written from now on."""
-        await self._post("/update_weight_version", {"new_version": str(version)}, _Control)
+        await self._post("/update_weight_version", {"new_version": str(self._client * VERSIONS + version)}, _Control)
 
     async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
         """Call a method of every worker process; their results, at least one."""
@@ -250,8 +263,8 @@ def _base(url: str) -> httpx.URL:
 
 
 def read_answer(answer: VllmAnswer, known: int) -> tuple[Completion, int | None]:
-    """As `VllmClient.generate`. Raises EngineUnavailable for an answer that contradicts itself, or that has ids from
-    `known` on."""
+    """As `VllmClient.generate`, with labels for versions. Raises EngineUnavailable for an answer that contradicts
+    itself, or that has ids from `known` on."""
     if len(answer.choices) != 1:
         raise EngineUnavailable(f"vLLM gave {len(answer.choices)} completions where one was asked for")
     (choice,) = answer.choices

@@ -95,6 +95,7 @@ class FaultyServer:
     def __init__(self, misdeed: str, programs: Sequence[str]) -> None:
         """programs: the model asks for these, one a turn, and then answers."""
         self.url, self._misdeed, self._programs = "", misdeed, programs
+        self._label = "0"  # of its weights
         self.asked = self.shown = 0
         """Requests for work so far, and prompts that held something else in place of the last program's output."""
         http = Route("/{path:path}", self._http, methods=["GET", "POST"])
@@ -168,13 +169,14 @@ class FaultyServer:
     def _answer(self, name: str, body: Any, misdeed: str) -> Any:
         """A text, or a value to be written as JSON."""
         if name not in COMPLETIONS:
+            self._label = body.get("new_version", self._label)
             found = ANSWERS.get(name, {"success": True})
             return {"jsonrpc": "2.0", "id": body.get("id"), "result": found} if "jsonrpc" in body else found
         words = WRONG
         if misdeed in ("", "late"):
             words = reply_to(_prompt(body), self._programs)
             self.shown += words == WRONG
-        return _completion(words, body, misdeed)
+        return _completion(words, body, misdeed, self._label)
 
 
 def _before_break(body: bytes, misdeed: str) -> bytes:
@@ -195,7 +197,7 @@ def _prompt(body: Any) -> str:
     return "\n".join(str(m.get("content") or "") + str(m.get("tool_calls") or "") for m in body["messages"])
 
 
-def _completion(words: str, body: Any, misdeed: str) -> dict[str, Any]:
+def _completion(words: str, body: Any, misdeed: str, label: str) -> dict[str, Any]:
     """In the form of both OpenAI's API and vLLM's token API; each reader finds its own fields."""
     sampling = body.get("sampling_params", {})
     whole = [*codec().encode(words), *sampling.get("stop_token_ids", ())[:1]]
@@ -213,7 +215,7 @@ def _completion(words: str, body: Any, misdeed: str) -> dict[str, Any]:
         "message": {"role": "assistant", "content": words * times + half},
         "token_ids": ids,
         "logprobs": {"content": [{"token_id": one, **token_fields} for one in ids]},
-        "weight_versions": [{"version": "7" if misdeed == "wrong-version" else "0", "start": 0, "end": len(ids)}],
+        "weight_versions": [{"version": "7" if misdeed == "wrong-version" else label, "start": 0, "end": len(ids)}],
     }
     usage = {"prompt_tokens": 1, "completion_tokens": len(ids), "total_tokens": len(ids) + 1}
     return {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}

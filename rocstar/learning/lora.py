@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
-from rocstar.learning.ranks import full
+from rocstar.learning.ranks import full, reshard
 
 ADAPTER = "default"
 """PEFT's name of the only adapter."""
@@ -97,22 +96,29 @@ class Merged(Mapping[str, torch.Tensor]):
 
 
 @contextmanager
-def widened(model: nn.Module) -> Iterator[None]:
-    """Within this context each layer computes in fp32 with weights kept in less; one layer at a time is widened."""
-    narrow_data: dict[nn.Module, torch.Tensor] = {}
+def widened(model: Any) -> Iterator[None]:
+    """Within this context the model computes in fp32 with weights that are kept, or gathered from ranks, in less; one
+    layer at a time is widened, since an adapter reads the dtype of others' weights. Collective."""
+    reshard(model)
+    kept: dict[nn.Module, dict[str, Any]] = {module: dict(module._parameters) for module in model.modules()}
+    layers = set(model._no_split_modules or ())
+    narrow_data: dict[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def widen(module: nn.Module, given: Any) -> None:
-        weight: Any = module.weight
-        narrow_data[module], weight.data = weight.data, weight.data.float()
+        is_layer = any(each.__name__ in layers for each in type(module).__mro__)
+        narrow_data[module] = []
+        for part in module.modules() if is_layer else (module,):
+            for name, used in part._parameters.items():
+                if used is not None and used.dtype != torch.float32:
+                    narrow_data[module].append((used, used.data))
+                    used.data = full(kept[part][name], used.device).float()
 
     def narrow(module: nn.Module, given: Any, output: Any) -> None:
-        weight: Any = module.weight
-        weight.data = narrow_data.pop(module)
+        for used, data in narrow_data.pop(module):
+            used.data = data
 
     with ExitStack() as hooks:
-        for module in model.modules():
-            weight = module._parameters.get("weight")
-            if weight is not None and weight.dtype != torch.float32 and not isinstance(weight, DTensor):
-                hooks.enter_context(module.register_forward_pre_hook(widen))
-                hooks.enter_context(module.register_forward_hook(narrow))
+        for module in kept:
+            hooks.enter_context(module.register_forward_pre_hook(widen))
+            hooks.enter_context(module.register_forward_hook(narrow))
         yield

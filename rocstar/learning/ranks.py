@@ -372,16 +372,18 @@ def shard(
     """A model over all ranks with the weights of rank 0's `model`; other ranks pass None and never hold the whole
     model. adapt: a change already made to `model`.
 
-    Layers are gathered one by one. Embeddings and last norm stay gathered between forward and backward. The LM head is
-    excluded: `Policy.head` gathers it once for all chunks of an update."""
+    Layers are gathered one by one, in the dtype of the pass. Embeddings, and all norms in fp32, stay gathered between
+    forward and backward. The LM head is excluded: `Policy.head` gathers it once for all chunks of an update."""
     from transformers import AutoModelForCausalLM
 
-    config, generation = ranks.share(None if ranks.rank else (model.config, model.generation_config))
+    given = None if ranks.rank else (model.config, model.generation_config, model.config._attn_implementation)
+    config, generation, attention = ranks.share(given)
+    own = copy.deepcopy(config)
+    own._attn_implementation = None  # what the model's class prefers, as when a folder is loaded
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
-        )
+        empty = AutoModelForCausalLM.from_config(own, dtype=torch.float32, trust_remote_code=False)
     prepare(empty, device)
+    empty.set_attn_implementation(attention)  # rank 0 has chosen it by the weights, which are not here
     if adapt:
         adapt(empty)
     empty.config.dtype, empty.generation_config = config.dtype, generation
@@ -389,9 +391,13 @@ def shard(
         empty._weight_conversions = getattr(model, "_weight_conversions", None)
     settings: dict[str, Any] = {
         "mesh": ranks.mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if ranks.offload and device.type == "cuda" else OffloadPolicy(),
     }
+    leaves = [(module, list(module.parameters())) for module in empty.modules() if not list(module.children())]
+    if norms := [module for module, own in leaves if own and all(each.ndim == 1 for each in own)]:
+        exact = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        fully_shard(norms, **{**settings, "mp_policy": exact}, reshard_after_forward=False)
     layers = set(empty._no_split_modules or ())
     for module in empty.modules():
         if type(module).__name__ in layers:

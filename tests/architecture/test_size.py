@@ -21,14 +21,14 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cli": (3336, 23),
     "cluster": (846, 8),
     "config": (2188, 11),
-    "data": (4409, 24),
+    "data": (4412, 24),
     "dialogue": (1839, 11),
-    "engines": (4471, 24),
+    "engines": (4484, 24),
     "errors": (53, 1),
-    "evaluation": (3462, 21),
-    "faults": (656, 4),
+    "evaluation": (3464, 21),
+    "faults": (658, 4),
     "forecast": (1989, 9),
-    "learning": (3418, 19),
+    "learning": (3430, 19),
     "parts": (1758, 10),
     "protocols": (284, 1),
     "record": (2968, 17),
@@ -36,7 +36,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "run": (4632, 24),
     "sandbox": (8643, 47),
     "serving": (759, 6),
-    "support": (2100, 17),
+    "support": (2102, 17),
     "tools": (957, 7),
     "train": (209, 1),
     "types": (622, 1),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_518}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_582}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

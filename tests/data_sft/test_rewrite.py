@@ -67,6 +67,7 @@ def test_a_prompt_without_an_answer_is_reworded_and_answered(tmp_path: Path) -> 
     [
         Raw(500),
         Raw(503, b"<html>"),
+        text("cut o", finish="abort"),
         Raw(0),
         Raw(200, b"not json"),
         Raw(200, b'{"choices": []}'),
@@ -74,7 +75,7 @@ def test_a_prompt_without_an_answer_is_reworded_and_answered(tmp_path: Path) -> 
     ],
     ids=str,
 )
-def test_a_fault_is_tried_again_and_never_becomes_a_row(tmp_path: Path, fault: Raw) -> None:
+def test_a_fault_is_tried_again_and_never_becomes_a_row(tmp_path: Path, fault: Said) -> None:
     with served(lambda body: text("new") if len(endpoint.bodies) == 3 else fault) as endpoint:
         (row,) = rewrite(tmp_path, endpoint.url, [asked("a")], ["response"])
     assert row["messages"][1]["content"] == "new" and len(endpoint.bodies) == 3

@@ -236,6 +236,17 @@ async def test_an_exchange_of_weights_that_fails_serves_nothing_until_one_succee
         assert [span.version for span in (await ask(engine)).version_spans] == [3]
 
 
+async def test_two_users_of_a_server_never_take_each_others_tokens(server: StandIn, engine: VllmEngine) -> None:
+    """Both have weights 3, each of its own run."""
+    await engine.load_weights(NEW)
+    assert [span.version for span in (await ask(engine)).version_spans] == [3]
+    async with opened(server) as other:
+        await other.load_weights(NEW)
+        assert [span.version for span in (await ask(other)).version_spans] == [3]
+        with pytest.raises(EngineUnavailable, match="another client gave it; give each run a server of its own"):
+            await ask(engine)
+
+
 async def test_a_server_sleeps_until_weights_come(server: StandIn, engine: VllmEngine) -> None:
     """Weights take memory before they are loaded, and the cache after it; a request that comes meanwhile waits."""
     await engine.sleep()

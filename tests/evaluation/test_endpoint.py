@@ -154,6 +154,17 @@ async def test_a_busy_endpoint_is_asked_again_a_bounded_number_of_times() -> Non
     assert made.fault is not None and "status 500" in made.fault and "secret" not in made.fault
 
 
+@pytest.mark.parametrize("reason", ["abort", "error"])
+async def test_an_answer_that_the_server_broke_off_is_asked_for_again_and_is_never_a_wrong_one(reason: str) -> None:
+    """vLLM and SGLang end requests under way so where they are stopped."""
+    left = [text("It is", finish=reason)]
+    made, bodies, _ = await attempted(lambda body: left.pop() if left else text(ANSWER))
+    assert made.stop is Stop.ANSWERED and len(made.turns) == 1 and len(bodies) == 2
+    made, bodies, _ = await attempted(lambda body: text("It is", finish=reason))
+    assert made.stop is Stop.ENVIRONMENT_FAILED and len(bodies) == TRIES
+    assert made.fault is not None and f"an answer that ended for {reason}" in made.fault
+
+
 async def test_a_refused_request_ends_the_evaluation_in_a_sentence() -> None:
     with pytest.raises(ConfigError, match="refuses the request with status 401"):
         await attempted(lambda body: 401)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,12 +25,14 @@ from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import EngineUnavailable, RunHalted
+from rocstar.learning.forward import is_packed
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy, Put, moments, save_state, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
-from rocstar.types import Batch
+from rocstar.types import Batch, gaps
+from tests.engines.test_precision import EXPERTS, FAMILIES, lively
 from tests.forks import fork_children
 from tests.learning.examples import codec, model, rows, sft_rows
 from tests.tiny_run import PYTHON, Command
@@ -221,6 +225,43 @@ def test_a_rank_for_which_there_is_no_row_takes_part_in_all_exchanges_of_the_oth
     assert close([dict(both.update(batch).metrics)], [dict(alone.update(batch).metrics)])
     for name, gradient in both.gradient().items():
         torch.testing.assert_close(gradient, alone.gradient()[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "packed"), [("Qwen3", True), ("GptOss", False)])
+def test_two_ranks_lay_rows_out_as_one_does(ranks: Ranks, kind: str, packed: bool) -> None:
+    """They laid all side by side, padded, each with its own copy of the prompt; and a model that has no attention but
+    its own ended rank 1."""
+    made = lively(kind, **{**FAMILIES, **EXPERTS}[kind])
+    policies = (Policy(copy.deepcopy(made), codec(), template_named("compact"), ranks=each) for each in (ALONE, ranks))
+    alone, both = (GrpoLearner(policy, LearningSection(), temperature=0.9) for policy in policies)
+    assert is_packed(alone._policy.model) == is_packed(both._policy.model) == packed
+    assert close(course(both, range(2)), course(alone, range(2)))
+
+
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe", "GptOss"])
+def test_two_ranks_compute_in_bf16_what_one_does(ranks: Ranks, kind: str) -> None:
+    """They rounded norms and the sums between layers too, and their canary rows told so little noise that servers which
+    computed rightly were refused."""
+    made, batch = lively(kind, **{**FAMILIES, **EXPERTS}[kind]), Batch(rows=rows((40, 12, 33)))
+
+    def learner_in(dtype: str, where: Ranks) -> GrpoLearner:
+        section = ModelSection.model_validate({"dtype": dtype})
+        policy = Policy(copy.deepcopy(made), codec(), template_named("compact"), section, ranks=where)
+        return GrpoLearner(policy, LearningSection(warmup_steps=0))
+
+    alone, both, exact = (learner_in(*each) for each in (("bfloat16", ALONE), ("bfloat16", ranks), ("float32", ALONE)))
+    one, two, fp32 = ([row.old_logprobs for row in each.score(batch.rows)] for each in (alone, both, exact))
+    assert distance(two, one) < 0.3 * distance(one, fp32)
+    for mine, other in zip(both._policy.canary(), alone._policy.canary(), strict=True):
+        assert mine.noise == pytest.approx(other.noise, rel=0.1)
+    alone.update(batch), both.update(batch)
+    gradient = alone.gradient()
+    for name, mine in both.gradient().items():
+        assert float((mine - gradient[name]).norm()) < 0.03 * float(gradient[name].norm()), name
+
+
+def distance(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> float:
+    return fmean(gap for one, other in zip(some, others, strict=True) for gap in gaps(one, other))
 
 
 def test_two_ranks_learn_adapters_as_one_does(ranks: Ranks, tmp_path: Path) -> None:

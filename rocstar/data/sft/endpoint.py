@@ -23,7 +23,7 @@ import httpx
 
 from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role
 from rocstar.errors import ConfigError
-from rocstar.support.chat_http import ChatHttp, NoAnswer
+from rocstar.support.chat_http import BROKEN_OFF, ChatHttp, NoAnswer
 
 ROW_REFUSED = (400, 413, 422)
 REWORD = (
@@ -119,9 +119,12 @@ class ChatEndpoint:
         try:
             choice = json.loads(response.content)["choices"][0]
             text = choice["message"].get("content")
-            return {"text": text if isinstance(text, str) else "", "finish": choice.get("finish_reason")}
+            finish = choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError):
             raise NoAnswer(f"a body that is no chat completion ({response.content[:60]!r})") from None
+        if finish in BROKEN_OFF:
+            raise NoAnswer(f"an answer that ended for {finish}")
+        return {"text": text if isinstance(text, str) else "", "finish": finish}
 
 
 async def rewritten(conversation: Chat, steps: Sequence[str], endpoint: ChatEndpoint) -> Chat:
