@@ -46,6 +46,12 @@ with socket.socket(socket.AF_UNIX) as door:
     lines = door.makefile()
     group = int(lines.readline())
 """
+END = """\
+    code = int(lines.readline())
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
 STUB = f"""\
 {BEGIN}{ASK}\
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -62,14 +68,15 @@ if os.getppid() != int(os.environ["ROCSTAR_PARENT"]):
     sys.exit(1)
 given = given[2:]
 passed = [int(given[-1])] if given[-1].isdigit() else []
-{ASK}\
-    code = int(lines.readline())
-if code < 0:
-    os.kill(os.getpid(), -code)
-sys.exit(code)
-"""
+{ASK}{END}"""
 """As STUB, for a child of a run (`rocstar.support.child`): it has the descriptor that it was passed, and the process
 that is forked for it ends when it is killed, as it is when its parent ends."""
+JUDGE = f"""\
+{BEGIN}\
+given = given[-1:]
+passed = [json.loads(given[0])[1]]
+{ASK}{END}"""
+"""As CHILD, for the process that judges answers (`rocstar.answers.pool`), which ends with its socket."""
 
 
 class Forked:
@@ -134,11 +141,15 @@ def write_stub(path: Path, act: str, text: str = STUB, *, door: str = "") -> Non
 
 
 def fork_children(put: Callable[[object, str, object], None] = setattr) -> None:
-    """From here on this process has the learner ranks and engines that it starts forked: their imports took four
-    seconds of CPU each. That such a child begins on its own is for tests of it. put: a test's `monkeypatch.setattr`."""
+    """From here on this process has the learner ranks and engines that it starts forked, and the judge of answers:
+    their imports took four seconds of CPU each, and those of the judge, which every run asks as it begins, half a
+    second. That such a child begins on its own is for tests of it. put: a test's `monkeypatch.setattr`."""
+    from rocstar.answers import pool
     from rocstar.support import child
 
-    put(child, "sys", SimpleNamespace(executable=str(Path(address()).with_name("child"))))
+    stubs = Path(address()).parent
+    put(child, "sys", SimpleNamespace(executable=str(stubs / "child")))
+    put(pool, "sys", SimpleNamespace(executable=str(stubs / "judge"), path=sys.path))
 
 
 def begin_child(module: str, *arguments: str) -> None:
@@ -147,6 +158,14 @@ def begin_child(module: str, *arguments: str) -> None:
 
     os.environ[child.PARENT] = str(os.getppid())
     sys.exit(child.main([module, *arguments]))
+
+
+def begin_judge(config: str) -> None:
+    """What JUDGE has carried out, as `pool.BOOT` does."""
+    from rocstar.answers import worker
+
+    sys.path[:], *settings = json.loads(config)
+    worker.main(*settings)
 
 
 @cache
@@ -165,6 +184,7 @@ def address() -> str:
     atexit.register(server.communicate)
     os.environ[ADDRESS] = f"{folder}/door"  # also for what is started by a shell
     write_stub(Path(folder) / "child", "tests.forks:begin_child", CHILD)
+    write_stub(Path(folder) / "judge", "tests.forks:begin_judge", JUDGE)
     return f"{folder}/door"
 
 

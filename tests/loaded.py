@@ -1,5 +1,7 @@
 """What that process has loaded from which all others are forked (forks.py): what `rocstar train` loads in the end."""
 
+import logging
+import sys
 from importlib import import_module
 
 from rocstar.support.child import uncollected
@@ -12,6 +14,7 @@ LOADED = (
     "rocstar.run.material",
     "rocstar.record.trackers",
     "rocstar.engines.vllm_server",
+    "rocstar.answers.judge",
     "transformers.models.qwen3.modeling_qwen3",
     "pyarrow.parquet",
     "pandas",
@@ -20,3 +23,6 @@ LOADED = (
 with uncollected():
     for name in LOADED:
         import_module(name)
+    sys.modules["rocstar.answers.judge"].warm()  # grammars, that every judge would build anew
+logging.disable(logging.NOTSET)  # what it sets for its own process alone
+sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
