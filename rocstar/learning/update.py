@@ -133,7 +133,7 @@ class Updater:
         for micro, size in zip(micros, sizes, strict=True):
             yield micro
             here += size
-            self._policy.learnt = before + weight * sum(map(len, ids)) * here / sum(sizes), total
+            self._policy.learnt = before + weight * sum(map(len, ids)) * here / max(sum(sizes), 1), total
 
     def _pack(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[MicroBatch]:
         """This rank's micro-batches."""
