@@ -182,7 +182,8 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
     with run.meter.phase("learning"):
         await run.turn_to_learners()
         began, learn = time.monotonic(), partial(learn_from, run, stage, learner, rolled.groups)
-        learnt, weights = await run.beside(learn) if attempts.under_way else learn()
+        with run.watch.telling(lambda seconds: update_summary(seconds, *run.policy.learnt)):
+            learnt, weights = await run.beside(learn) if attempts.under_way else learn()
         overlap = attempts.worked_since(began)
         exchange = await run.give(weights, run.progress.step + 1)
 

@@ -24,10 +24,11 @@ atexit.register(gc.unfreeze)
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 quiet_torch(threads=1)
 with suppress(ModuleNotFoundError):  # of the adapters' environments
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
     # On a busy machine an example takes as long as it takes; who needs more examples asks for them.
-    settings.register_profile("whenever", deadline=None, max_examples=50)
+    patient = [HealthCheck.too_slow]
+    settings.register_profile("whenever", deadline=None, max_examples=50, suppress_health_check=patient)
     settings.load_profile("whenever")
 
 BY_TEST = ("test_tutorials", "test_train", "test_killed_run", "test_faults", "test_stages_run")

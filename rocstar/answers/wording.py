@@ -74,7 +74,8 @@ _CHOOSE = re.compile(r"\{\s*([^{}\\]*?)\s*\\choose\s*([^{}\\]*?)\s*\}")
 _BOXED_SIGN = re.compile("\\\\text\\{([€£¥₹¢‰])\\}")
 _MONEY = re.compile(r"\\pounds(?![A-Za-z])")
 _E_POWER = re.compile(r"\^e(?![A-Za-z])")  # the grammar reads it in braces alone
-_ABSOLUTE = re.compile(r"^\|([A-Za-z])\|\s*(<=?|\\leq?(?:slant)?(?![A-Za-z]))\s*([^-=<>|,;]+)$")
+_BAR = r"(?:\||\\[lr]?vert(?![A-Za-z]))\s*"
+_ABSOLUTE = re.compile(rf"^{_BAR}([A-Za-z])\s*{_BAR}(<=?|\\(?:lt|leq?(?:slant)?)(?![A-Za-z]))\s*([^-=<>|,;]+)$")
 _SMALL_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*[oO]\s*\}|[oO](?![A-Za-z]))")
 _BRACES = re.compile(r"(?<!\\)[{}]")
 MAX_LOOKS = 4
@@ -83,7 +84,7 @@ _BLACKBOARD = re.compile(r"(\\math(?:bb|cal|frak))\s+([A-Za-z])(?![A-Za-z])")
 _THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])")
 _NO_GAP = re.compile(r"(?<=[\d,.}])\s*\\!\s*(?=\d)")
 _DIGITS = re.compile(r"(?<![\d.])\d{1,3}(?:\\[,;:]\s*\d{3})+(?!\d|\\[,;:]\s*\d)|\.\d+(?:\\[,;:]\s*\d+)+")
-_PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*\\frac\{\d+\}\{\d+\}\s*\))")  # no mixed number
+_PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*(?:\d+(?:/\d+)?|\\frac\{\d+\}\{\d+\})\s*\))")  # no mixed number
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
 _GLUED = re.compile(
@@ -167,11 +168,12 @@ def clean(text: str) -> str:
         text = _BARE_UNIT.sub(r"\1\\text{\2}", text.strip())
     text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")
     text = _LABEL.sub("", _RATIO.sub(":", _INFINITY.sub(r"\1\\infty", _ORDINAL.sub(r"\\text{th}", text))))
-    text = _E_POWER.sub("^{e}", _ABSOLUTE.sub(r"-\3 \2 \1 \2 \3", text))
+    text = _E_POWER.sub("^{e}", text)
     if _SPELLED.search(text):
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))
-    return _clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text).strip()
+    text = _clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text).strip()
+    return _PRODUCT.sub(r"\1\\cdot ", _ABSOLUTE.sub(r"-\3 \2 \1 \2 \3", text))
 
 
 def _unadorned(text: str) -> str:
@@ -203,7 +205,7 @@ def _clean_latex(text: str) -> str:
     text = _NO_GAP.sub("", _TWICE.sub("", text))
     text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
-    text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", _PRODUCT.sub(r"\1\\cdot ", _ROW_GAP.sub("", text))))
+    text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", _ROW_GAP.sub("", text)))
     text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", _CHOOSE.sub(r"\\binom{\1}{\2}", text)))
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))

@@ -31,6 +31,9 @@ from rocstar.config.values import (
     settled,
 )
 
+MOST = 10**6
+"""Of what a run makes and holds: steps, rows of one, problems. More would be made for hours before a refusal."""
+
 BenchmarkName = Annotated[
     str, AfterValidator(lambda name, info: settled(name, info) if name.endswith(".toml") else name)
 ]
@@ -172,7 +175,7 @@ class TaskSection(Section):
 class StageDataSection(TaskSection):
     """What an RL stage may change about its problems."""
 
-    pool: Count = 2400
+    pool: Annotated[Count, Field(le=MOST)] = 2400
     """For problems that are made: number of those to train on, drawn once for RL."""
     drop_solved_attempts: Count | None = None
     """Attempts of the current policy at each problem before the stage begins; problems that it solves every time are
@@ -197,7 +200,7 @@ MomentsDtype = Literal["float32", "bfloat16"]
 
 
 class SftSection(Section):
-    batch_rows: Count = 128  # §5.1
+    batch_rows: Annotated[Count, Field(le=MOST)] = 128  # §5.1
     """Rows (conversations) that one optimizer update learns from; all there are, if fewer. Every epoch shows each row
     once, in an order that follows from run.seed."""
     optimizer: Literal["muon", "adamw"] = "adamw"
@@ -602,7 +605,7 @@ class EvaluateSection(Section):
     benchmark: list[BenchmarkSection] = []
     """Benchmarks that are asked before the first RL stage, after every `every_steps` and at the end, besides the held-
     out problems."""
-    problems: int = Field(default=400, ge=0)
+    problems: int = Field(default=400, ge=0, le=MOST)
     """Held-out problems that are asked; 0: none."""
     every_steps: int = Field(default=0, ge=0)
     """Also evaluate each time an RL stage has made this many steps, on held-out problems under that stage's limits; 0:
@@ -668,7 +671,7 @@ class StageSection(Section):
 class SftStage(StageSection):
     kind: Literal["sft"]
     """sft: a cold start by supervised learning."""
-    steps: int = Field(default=BY_EPOCHS, ge=BY_EPOCHS)
+    steps: int = Field(default=BY_EPOCHS, ge=BY_EPOCHS, le=MOST)
     """Optimizer updates. -1: as many as `epochs` take."""
     epochs: float = Field(default=0, ge=0)
     """In place of `steps`: how often the stage shows each row of `sft.rows_file` (3 in the paper, §5.1). A run records
@@ -708,7 +711,7 @@ STALE_CAP = 2.0
 class RlStage(StageSection):
     kind: Literal["rl"]
     """rl: reinforcement learning."""
-    steps: int = Field(ge=0)
+    steps: int = Field(ge=0, le=MOST)
     """Most steps of the stage; a rule of `end` may end it earlier."""
     data: StageDataSection
     rollout: StageRolloutSection

@@ -14,6 +14,7 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
@@ -122,13 +123,25 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
         try:
             text = _decoded(file, line, written)
             if text.strip():
-                yield line, json.loads(text)
+                yield line, _DECODER.decode(text)
         except DataError as fault:
             yield line, fault
         except json.JSONDecodeError as error:
             yield line, _caused(f"{file}, line {line}, column {error.colno}: not JSON ({error.msg}).", error)
-        except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
+        except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits; a key twice
             yield line, _caused(f"{file}, line {line}: not readable as JSON ({error}).", error)
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for two values of one key, of which Python takes the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"an object has the key {twice!r} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_fields)
 
 
 def _caused(sentence: str, cause: Exception) -> DataError:
@@ -144,7 +157,7 @@ def _json_list(file: Path) -> Iterator[tuple[int, Any]]:
         yield from _json_lines(file)
         return
     try:
-        listed = json.loads(b"".join(_lines(file)))
+        listed = json.loads(b"".join(_lines(file)), object_pairs_hook=_fields)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not one JSON list: {error}") from None
     yield from enumerate(listed, start=1)

@@ -142,22 +142,28 @@ def _as_tags(arguments: Mapping[str, Any]) -> Iterator[Segment]:
 
 _CHANNEL, _MESSAGE, _NEXT, _TO, _CALLED = "<|channel|>", "<|message|>", "<|end|><|start|>assistant", "to=", "<|call|>"
 FINAL = f"{_CHANNEL}final{_MESSAGE}"
-_SAID = re.compile(r"<\|message\|>(.*?)(?:<\|(?:end|call|return)\|>|\Z)", re.DOTALL)
+_SAID = re.compile(r"<\|message\|>\s*(.*?)(?:<\|(?:end|call|return)\|>|\Z)", re.DOTALL)
+_SAID_END = re.compile(r"\s*(?:<\|(?:end|call|return)\|>|\Z)")
 _TOLD = rf"(?: {_TO}functions\.([^\s<]+))?"
 _HEADER = re.compile(rf"(?:<\|start\|>assistant)?{_TOLD}<\|channel\|>[a-z]+{_TOLD}(?: ?(?:<\|constrain\|>)?\w+)? ?")
 _HEADERS = re.compile(r"(?:<\|start\|>assistant|<\|channel\|>\w*|<\|(?:message|end|return)\|>)+")
 
 
 def _harmony(text: str) -> Iterator[Found]:
-    """A call is a message whose header, in its role or its channel, names a function."""
+    """A call is a message whose header, in its role or its channel, names a function. Strings of its JSON may hold
+    marks."""
     place = 0
-    for said in _SAID.finditer(text):
-        if _TO in (header := text[place : said.start()]):
+    while said := _SAID.search(text, place):
+        begin, place = place, said.end()
+        if _TO in (header := text[begin : said.start()]):
             named = _HEADER.fullmatch(header)
-            arguments, _, complaint = value_at(said[1])
+            arguments, end, complaint = value_at(text, said.start(1))
+            if not complaint and (ended := _SAID_END.match(text, end)):
+                place = ended.end()
+            else:
+                arguments, _, complaint = value_at(said[1])
             body = {"name": named and (named[1] or named[2]), "arguments": arguments}
-            yield Found(place, said.end(), text[place : said.end()], body, complaint)
-        place = said.end()
+            yield Found(begin, place, text[begin:place], body, complaint)
 
 
 def without_channels(text: str) -> str:

@@ -26,7 +26,7 @@ from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch
 from rocstar.learning.policy import Policy, load_state, save_state, trained
 from rocstar.learning.ranks import full, local, together
-from rocstar.learning.update import MicroLoss, Updater
+from rocstar.learning.update import SCORED, MicroLoss, Updater
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, Update
 
@@ -62,6 +62,11 @@ class GrpoLearner(Updater):
         Needed only before the first of several updates; a single one scores its rows itself."""
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
         return _scored(rows, *self.numbers(ids, counted, energies=self._section.advantage == "otb"))
+
+    def expect(self, rows: Sequence[BatchRow], *, scored: bool) -> None:
+        """Count the work of a step anew. scored: rows are scored before the first update."""
+        updates = self._section.epochs * (1 + SCORED * (self._reference is not None))
+        self._policy.learnt = 0.0, (updates + SCORED * scored) * sum(len(row.token_ids) for row in rows)
 
     @together
     def update(self, batch: Batch, *, traced: bool = False) -> Update:

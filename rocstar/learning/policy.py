@@ -84,8 +84,9 @@ class Policy:
         self.recomputes, self._adapts = section.gradient_checkpointing, section.lora_rank > 0
         self._fp32_head = section.fp32_head
         adapt = partial(add_adapters, section=section, dtype=self.dtype, seed=seed) if self._adapts else None
-        self.learnt = 0, 0
-        """Loss tokens of the current update, and all its tokens."""
+        self.learnt = 0.0, 0.0
+        """Tokens of the work under way that learners are done with, and all of them. One that is only scored counts as
+        a third."""
         self._template = template
         self.largest_tensor = 0  # bytes, as it is sent; set on rank 0
         if model is not None:

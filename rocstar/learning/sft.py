@@ -45,6 +45,7 @@ class SftLearner(Updater):
         counted = [[weight > 0 for weight in row] for row in weights]
         assistant = max(1, sum(sum(row.loss_mask[1:]) for row in rows))
         sums = {"loss": torch.zeros((), device=self._policy.device)}
+        self._policy.learnt = 0.0, float(sum(len(row.token_ids) for row in rows))
 
         def loss_of(micro: MicroBatch, logprobs: Callable[[], torch.Tensor]) -> ChunkLoss:
             weights_K, assistant_K = micro.pick(weights), micro.pick([row.loss_mask for row in rows])

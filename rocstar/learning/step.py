@@ -79,7 +79,9 @@ def learn_rows(
     batches = split(rows, settings.updates_per_step, seed)
     narrow = settings.top_entropy_share < 1
     several = len(batches) * settings.epochs > 1
-    if several or narrow or settings.advantage == "otb":  # a single update takes its own pass's logprobs
+    scored = several or narrow or settings.advantage == "otb"  # a single update takes its own pass's logprobs
+    learner.expect(rows, scored=scored)
+    if scored:
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
     if settings.by_token:
         batches = by_token(batches, settings)

@@ -7,7 +7,7 @@ disk. Every rank gets all rows and computes its share; results are summed."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ Found = list[tuple[MicroBatch, torch.Tensor]]
 """Micro-batches of this rank with numbers of their tokens, [kinds, K]."""
 MicroLoss = Callable[[MicroBatch, Callable[[], torch.Tensor]], ChunkLoss]
 """(micro-batch, function that returns its tokens' logprobs [K] by one more pass of the head) -> loss of a chunk."""
+SCORED = 1 / 3  # of the work of learning from a token: the pass without its gradient
 MOST_SKIPPED = 3  # updates in a row; one bad batch is skipped, more are not chance
 
 
@@ -86,7 +87,7 @@ class Updater:
         self._policy.model.eval()
         found: Found = []
         with self._policy.head(self._temperature) as head:
-            for micro in self._pack(ids, counted):
+            for micro in self._counted(ids, self._pack(ids, counted), SCORED):
                 with self._policy.autocast():
                     hidden = hidden_states(self._policy.model, micro)
                     numbers = score_tokens(head, hidden[micro.places_K], micro.targets_K, energies=energies)
@@ -114,19 +115,25 @@ class Updater:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         found: Found = []
-        total, learnt, micros = sum(map(len, ids)), 0, self._pack(ids, counted)
-        mine = sum(len(ids[i]) for micro in micros for i in micro.indices)
-        self._policy.learnt = 0, total
         with self._policy.head(self._temperature) as head:
-            for micro in micros:
+            for micro in self._counted(ids, self._pack(ids, counted)):
                 numbers, gradient_KD = self._backward(head, micro, loss_of)
                 if traced:
                     numbers = torch.cat((numbers, gradient_KD.float().norm(dim=1)[None]))
                 found.append((micro, numbers))
-                learnt += sum(len(ids[i]) for i in micro.indices)
-                self._policy.learnt = total * learnt // max(mine, 1), total
         metrics = self.ranks.sum(sums)
         return found, {**metrics, **self._step(metrics["loss"])}
+
+    def _counted(
+        self, ids: Sequence[Sequence[int]], micros: Sequence[MicroBatch], weight: float = 1.0
+    ) -> Iterator[MicroBatch]:
+        """The micro-batches of a pass over these rows; each counts in the policy's `learnt` once it is done."""
+        sizes = [sum(len(ids[i]) for i in micro.indices) for micro in micros]
+        (before, total), here = self._policy.learnt, 0
+        for micro, size in zip(micros, sizes, strict=True):
+            yield micro
+            here += size
+            self._policy.learnt = before + weight * sum(map(len, ids)) * here / max(sum(sizes), 1), total
 
     def _pack(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[MicroBatch]:
         """This rank's micro-batches."""

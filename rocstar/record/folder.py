@@ -392,7 +392,9 @@ def _blocks(file: Path) -> int:
 
 def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
     """The run and step of RUN or RUN@STEP; without a step its newest checkpoint. Raises ConfigError."""
-    run_name, _, step_text = name.rpartition("@") if re.search(r"@[^/]*$", name) else (name, "", "")
+    is_whole = (Path(name) / "run.json").is_file() or any(run.name == name for run in list_runs(runs))
+    has_step = not is_whole and re.search(r"@[^/]*$", name)
+    run_name, _, step_text = name.rpartition("@") if has_step else (name, "", "")
     run = RunFolder.find(run_name, runs)
     steps = run.checkpoint_steps()
     if not steps:

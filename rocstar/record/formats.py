@@ -219,7 +219,7 @@ def _verl(rows: Iterable[Row], origin: Origin, path: Path) -> int:
         ]
     )
     count, rest = 0, iter(rows)
-    with parquet.ParquetWriter(path, schema) as writer:
+    with path.open("wb") as raw, parquet.ParquetWriter(raw, schema) as writer:
         while some := [_verl_row(row, origin) for row in islice(rest, PARQUET_ROWS)]:
             writer.write_table(pyarrow.Table.from_pylist(some, schema))
             count += len(some)

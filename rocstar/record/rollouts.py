@@ -189,7 +189,7 @@ def read_table(file: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
     OSError, ValueError."""
     from pyarrow import parquet
 
-    with parquet.ParquetFile(file) as opened:
+    with file.open("rb") as raw, parquet.ParquetFile(raw) as opened:  # pyarrow opens no path that is not UTF-8
         return opened.read(columns=columns)
 
 
@@ -231,7 +231,7 @@ def _opened(file: Path) -> Iterator[Any]:
     from pyarrow import ArrowException, parquet
 
     try:
-        with parquet.ParquetFile(file, buffer_size=READ_BYTES) as opened:
+        with file.open("rb") as raw, parquet.ParquetFile(raw, buffer_size=READ_BYTES) as opened:
             yield opened
     except MemoryError as error:  # one of pyarrow's too
         raise MemoryError(f"{file} cannot be read for lack of memory") from error

@@ -60,7 +60,7 @@ class KvScheduler:
 
     def ask(self, ask: Ask, now: float) -> None:
         resident = self._open.get(ask.session_id)
-        response = ask.tokens - ask.prompt_tokens
+        response = max(0, ask.tokens - ask.prompt_tokens)  # an agent may drop what it has said
         if resident is None:
             resident = self._open[ask.session_id] = Resident(ask)
             self._expectation.begin(response + ask.limit)

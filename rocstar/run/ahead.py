@@ -153,9 +153,9 @@ class CountedRoller(Roller):
         return trajectory
 
 
-def update_summary(seconds: float, done: int, total: int) -> str:
-    """Describes an update that has learnt from `done` of its `total` tokens; empty before the first."""
+def update_summary(seconds: float, done: float, total: float) -> str:
+    """Describes learning from `total` tokens that is done with `done`; empty before the first."""
     if not 0 < done <= total or seconds <= 0:
         return ""
     left = seconds * (total - done) / done
-    return f"{done} of {total} tokens, {done / seconds:.0f} tokens/s{time_left((left, left))}"
+    return f"{done:.0f} of {total:.0f} tokens, {done / seconds:.0f} tokens/s{time_left((left, left))}"

@@ -113,13 +113,18 @@ async def _attempt(
     roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling, tell: Callable[[Event], None]
 ) -> Trajectory:
     visible = VisibleText(roller.codec, roller.conversation.template)
+    last = gap = ""  # the character said last; what keeps the next turn's text apart from it
 
     def say(text: str) -> None:
+        nonlocal last, gap
         if text:
-            tell(text)
+            tell(gap + text)
+            last, gap = text[-1], ""
 
     def replied(completion: Completion, reply: Reply) -> None:
+        nonlocal gap
         say(visible.rest(completion.token_ids))
+        gap = "" if last in ("", "\n") else "\n"
         for call, result in zip(reply.calls, reply.results, strict=False):
             tell(Ran(call=call, result=result, told=roller.conversation.feedback(result)))
 

@@ -181,7 +181,7 @@ def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     said of all rows. Raises one of UNREAD where the rest can't be read."""
     beside = file.with_name("metadata.json")
     if file.suffix == ".parquet":
-        with parquet.ParquetFile(file) as opened:
+        with file.open("rb") as raw, parquet.ParquetFile(raw) as opened:
             rows = (row for batch in opened.iter_batches(ROWS) for row in batch.to_pylist())
             yield from ((f"row {number}", lambda row=row: row) for number, row in enumerate(rows))
     elif file.suffix == ".eval":

@@ -17,37 +17,37 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2109, 17),
     "agents": (1140, 6),
     "analysis": (1784, 10),
-    "answers": (3501, 18),
+    "answers": (3503, 18),
     "cli": (3336, 23),
     "cluster": (846, 8),
-    "config": (2188, 11),
-    "data": (4412, 24),
-    "dialogue": (1839, 11),
+    "config": (2191, 11),
+    "data": (4425, 24),
+    "dialogue": (1845, 11),
     "engines": (4484, 24),
     "errors": (53, 1),
     "evaluation": (3464, 21),
     "faults": (658, 4),
     "forecast": (1989, 9),
-    "learning": (3430, 19),
+    "learning": (3446, 19),
     "parts": (1758, 10),
     "protocols": (284, 1),
-    "record": (2968, 17),
+    "record": (2970, 17),
     "rollout": (1830, 12),
     "run": (4632, 24),
-    "sandbox": (8643, 47),
-    "serving": (759, 6),
+    "sandbox": (8653, 47),
+    "serving": (764, 6),
     "support": (2102, 17),
     "tools": (957, 7),
-    "train": (209, 1),
+    "train": (210, 1),
     "types": (622, 1),
     "view": (1904, 9),
 }
-CLASSES, FUNCTIONS = 566, 4139
+CLASSES, FUNCTIONS = 566, 4143
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 49
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_608}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_707}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -75,6 +75,17 @@ def test_a_written_turn_is_read_back_and_stripped(name: str) -> None:
     assert read(syntax, "The answer is 42.") == [] and syntax.strip(NONE) == NONE
 
 
+def test_a_mark_that_ends_a_message_ends_no_call_within_a_string() -> None:
+    said = [
+        ("python", {"code": f"print('{mark}')"}) for mark in ("<|call|>", "<|end|>", "<|return|><|start|>assistant")
+    ]
+    text = text_of(SYNTAXES["harmony"].together(said)) + "<|call|>"
+    assert read(SYNTAXES["harmony"], text) == said and SYNTAXES["harmony"].strip(text) == ""
+    assert (
+        read(SYNTAXES["harmony"], text.replace("json<|message|>", "json<|message|>\n ").replace("}<", "} \n<")) == said
+    )
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if "deepseek" not in name and name != "glm"])
 def test_a_mark_in_a_program_s_text_begins_no_call(name: str) -> None:
     said = [("python", {"code": "print('[TOOL_CALLS]rm[ARGS]{}')"}), TWO[1]]

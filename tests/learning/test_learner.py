@@ -169,6 +169,23 @@ def test_epochs_learn_again_from_the_rows_of_a_step_by_ratios_to_the_weights_bef
     assert learnt == [row for batch in batches for row in batch.rows]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"updates_per_step": 2, "epochs": 3}, {}, {"advantage": "otb"}, {"epochs": 2, "kl_coefficient": 0.1}],
+    ids=["several updates", "one update", "one that is scored", "against a reference"],
+)
+def test_a_step_says_how_much_of_its_learning_is_done(settings: dict[str, Any]) -> None:
+    mine, seen = learner(tokens_per_microbatch=1, **settings), []
+    mine._policy.model.base_model.register_forward_pre_hook(lambda *_: seen.append(mine._policy.learnt))
+    for _ in range(2):
+        seen.clear()
+        learn_rows(mine._section, mine, rows(), 3)
+        assert (
+            len(seen) > 1 and seen == sorted(set(seen)) and seen[0][0] == 0 and len({total for _, total in seen}) == 1
+        )
+        assert mine._policy.learnt[0] == pytest.approx(mine._policy.learnt[1])
+
+
 def test_warmup_raises_the_learning_rate_step_by_step() -> None:
     mine = learner(warmup_steps=4)
     scored = mine.score(rows())

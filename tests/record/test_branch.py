@@ -21,6 +21,10 @@ def test_a_run_is_found_with_and_without_a_step_also_where_a_folder_has_an_at(tm
     assert find_checkpoint("tiny@3", base)[1] == 3
     assert find_checkpoint(str(folder.path), base)[1] == 12
     assert find_checkpoint(f"{folder.path}@3", base)[1] == 3
+    (base / "tiny@3").symlink_to(folder.path)
+    assert find_checkpoint("tiny@3", base)[0].name == "tiny@3", "a run whose name says it is that run"
+    assert find_checkpoint("tiny@3@3", base)[1] == 3
+    (base / "tiny@3").unlink()
 
 
 @pytest.mark.parametrize("step", ["4", "²", "-3", "3.0", "last", "9" * 30])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -232,6 +233,12 @@ TEXTS = {
     (11, 12): 'Let me see.\n<tool_call>\n{"name": "python"}\n</tool_call><|im_end|>',
     (13,): "<answer>2</answer><|im_end|>",
 }
+
+
+def test_a_step_in_a_folder_whose_name_is_not_utf_8_is_written_and_read(tmp_path: Path) -> None:
+    folder = run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
+    write_attempts(folder.rollout_file(1), 1, [], None)
+    assert read_rollouts(folder, 1) == [] and read_table(folder.rollout_file(1)).num_rows == 0
 
 
 def test_a_file_of_the_first_version_gives_the_rows_that_are_written_today(tmp_path: Path) -> None:

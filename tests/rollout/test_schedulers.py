@@ -238,6 +238,17 @@ def test_whoever_is_alone_on_an_engine_needs_no_forecast() -> None:
     assert sorted(found) == [Assignment("0/0", "engine0"), Assignment("1/0", "engine1")]
 
 
+def test_a_conversation_that_its_agent_has_cut_is_served_and_so_is_everyone_after_it() -> None:
+    ours, engines = KvScheduler(), {"engine0": replace(FREE, capacity_tokens=100_000)}
+    for turn, tokens in enumerate((5000, 20, 60)):
+        ours.ask(ask("0", turn=turn, tokens=tokens, prompt=5000), turn)
+        assert ours.assign(engines, turn) == [Assignment(f"0/{turn}", "engine0")]
+        ours.answered(f"0/{turn}", 10, turn)
+    ours.close("0", 3)
+    ours.ask(ask("1"), 3)
+    assert ours.assign(engines, 3) == [Assignment("1/0", "engine0")]
+
+
 def test_a_request_larger_than_an_engine_waits_for_a_larger_one() -> None:
     ours = KvScheduler()
     engines = {"engine0": FREE, "engine1": EngineLoad(capacity_tokens=3000, used_tokens=0, running=0, waiting=0)}

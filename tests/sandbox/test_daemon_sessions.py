@@ -191,6 +191,17 @@ def test_each_cell_has_its_own_limit_of_cpu(daemon: Daemon) -> None:
     assert [daemon.cell("burn", n, burn, cpu_seconds=0.5).outcome for n in (1, 2)] == ["ok", "ok"]
 
 
+def test_threads_that_use_a_second_between_cells_are_stopped_until_the_next_one(daemon: Daemon) -> None:
+    """The session was ended, and one that is replayed ran all its cells again for each next one."""
+    hog = "import threading\ndef hog():\n    while True: pass\nthreading.Thread(target=hog, daemon=True).start()"
+    before = {process.pid for process in daemon.programs()}
+    daemon.cell("hog", 1, hog)
+    (process,) = (process for process in daemon.programs() if process.pid not in before)
+    for number in (2, 3):
+        assert eventually(lambda: process.status() == psutil.STATUS_STOPPED, seconds=60)
+        assert daemon.cell("hog", number, "hog.__name__").value == "'hog'"
+
+
 def test_an_interrupt_between_cells_is_ignored(own: Daemon) -> None:
     own.cell("between", 1, "x = 1")
     (process,) = own.programs()

@@ -269,10 +269,11 @@ def test_preloaded_modules_are_there_no_thread_is_and_others_are_imported_under_
 
 
 def test_packages_that_only_pythonpath_names_are_there_and_a_checkout_is_not(tmp_path: Path) -> None:
-    """As a user's own installation, a module of a cluster or `pip install --target` have them."""
+    """As a user's own installation, a module of a cluster or `pip install --target` have them, below a link too."""
     (tmp_path / "project.py").touch()
     checkout = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join([str(tmp_path), str(checkout), sysconfig.get_path("purelib")])
+    (tmp_path / "link").symlink_to(Path(sysconfig.get_path("purelib")).parent)
+    path = os.pathsep.join([str(tmp_path), str(checkout), str(tmp_path / "link/site-packages")])
     program = "import numpy\ntry:\n    import project\nexcept ImportError:\n    print(numpy.arange(3).sum())"
     code = f"from rocstar.sandbox.client import run_once; print(run_once({program!r}).stdout)"
     outside = [sys._base_executable, "-s", "-c", code]  # type: ignore[attr-defined]

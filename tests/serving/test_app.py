@@ -186,6 +186,17 @@ async def test_the_token_is_needed_where_there_is_one_and_web_pages_are_refused(
     assert (await ask(agent, ASKED, authorization="Bearer secret")).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_two_turns_say_is_kept_apart(stream: bool) -> None:
+    call = RUN.lstrip()
+    engine = Piecewise([call, f"So.{call}", f"Then:\n{call}", ANSWER])
+    response = await ask(agent_over(engine), {**ASKED, "stream": stream})
+    lines = [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line[:7] == "data: {"]
+    parts = [each["choices"][0]["delta"].get("content") or "" for each in lines if stream]
+    content = "".join(parts) if stream else response.json()["choices"][0]["message"]["content"]
+    assert content == f"So.\nThen:\n{ANSWER}"
+
+
 class Endless(Piecewise):
     """Is asked for an answer when SIGTERM comes, and never has it."""
 

@@ -50,7 +50,7 @@ INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; the
 MAX_INTERRUPTS = 3
 FELT_SECONDS = 0.1  # of CPU: with less before or after its interrupt a cell may not have handled it
 SWEEP_PAUSE = 0.001  # for killed processes to end
-IDLE_CPU_SECONDS = 1.0  # for threads between two cells; beyond it the session ends
+IDLE_CPU_SECONDS = 1.0  # for threads between two cells; beyond it they are stopped until the next one
 MAX_PRELOADED_BYTES = 2**31  # copied in addition to a session's own memory
 START_SECONDS = 10.0  # for a notebook to pack its files, or to become a copy; it takes milliseconds
 SWEEP_SECONDS = 2.0  # a hostile program may fork faster than its processes are found; then the session ends
@@ -84,6 +84,12 @@ class NotebookSession:
     def has_overspent(self) -> bool:
         """Whether the session has used too much CPU between two cells."""
         return self.notebook > 0 and watch.cpu_seconds(self.notebook) > self.cpu_seconds + IDLE_CPU_SECONDS
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to its process, if that has begun and is still there."""
+        if self.notebook:
+            with suppress(OSError):
+                os.kill(self.notebook, number)
 
     def complaint(self, limits: Limits) -> str:
         """Why a cell may not have these limits, or "": memory and processes are limited for the whole session."""
@@ -291,6 +297,7 @@ class Sessions:
         self, session: NotebookSession, call: Call, payload: Payload, done: Callable[[Response | None], None]
     ) -> CellRun:
         assert session.worker is not None and session.pipes is not None
+        session.send_signal(signal.SIGCONT)  # `look` may have stopped it
         session.run = run = CellRun(call, session.worker, self.settings.grace_seconds, done)
         run.start(session.pipes, payload)
         return run
@@ -430,14 +437,16 @@ class Sessions:
             session.pipes.close()
 
     def look(self) -> None:
-        """To be called regularly: end sessions that are idle for too long, and stop those that exceed their CPU limit.
-        The kernel's limit would be set in the session's process, where a cell could lift it."""
+        """To be called regularly: end sessions that are idle for too long, and stop what exceeds its CPU limit: a cell,
+        or threads between two cells, until the next one. The kernel's limit would be set in the session's process,
+        where a cell could lift it."""
         now = time.monotonic()
         for session in [*self.alive.values()]:
             if session.run is not None and session.run.has_overspent():
                 session.run.stop("cpu")
             elif session.free and session.notebook and session.worker is not None:  # a thread may start others
                 watch.kill_others(session.worker.process, session.notebook)
-            is_old = now > session.used + self.settings.session_idle_seconds
-            if session.is_idle() and (is_old or session.has_overspent()):
+                if session.has_overspent():
+                    session.send_signal(signal.SIGSTOP)
+            if session.is_idle() and now > session.used + self.settings.session_idle_seconds:
                 self.end(session)

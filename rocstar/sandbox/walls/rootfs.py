@@ -73,15 +73,15 @@ def build(workdir: str) -> None:
     """Make the new root and move into it; the old one is gone afterwards. Needs our own mount namespace.
 
     Raises OSError."""
-    readable = sources()
+    readable = {path: os.path.realpath(path) for path in sources()}
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", STAGE, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=8m,mode=755")
     os.mkdir(STAGE + OLD)
     os.chdir(STAGE)
     linux.pivot_root(".", OLD[1:])
     os.chdir("/")
-    for path in readable:
-        show(path)
+    for path, place in readable.items():
+        show(path, place)
     make_devices()
     make_etc(workdir)
     for name in {SHARED_MEMORY, OTHER_WORKDIR} - {workdir}:
@@ -96,15 +96,16 @@ def build(workdir: str) -> None:
     linux.change_mount("/", READ_ONLY)
 
 
-def show(path: str) -> None:
-    """Mount a path of the old root at the same path of the new one, read-only."""
+def show(path: str, place: str) -> None:
+    """Mount a path of the old root at the same path of the new one, read-only. place: the path without links, which
+    lead elsewhere below OLD."""
     old = OLD + path
     if os.path.islink(old):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(os.readlink(old), path)
         return
     os.makedirs(path, exist_ok=True)
-    linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
+    linux.mount(OLD + place, path, flags=linux.MS_BIND | linux.MS_REC)
     linux.change_mount(path, READ_ONLY, below=True)
 
 
