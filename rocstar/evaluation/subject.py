@@ -120,7 +120,7 @@ class LocalModel:
         """The model with a cap on tokens that fits, and the tokens of its longest attempt; found without the weights.
         Only a default cap is lowered. Raises ConfigError if the model holds less than requested, or a prompt fills
         it."""
-        conversation, environment = self.conversation(kind), kind.environment(self.recipe)
+        conversation, environment = self.conversation(kind), kind.environment or AttemptParts(self.recipe).environment
         holds, rollout = self.holds, self.recipe.rollout
         if not self.capped:
             longest, where = max(

@@ -55,7 +55,7 @@ class NamedBenchmark:
                 self.source.kind.conversation(talk),
                 response_tokens=rollout.max_response_tokens,
                 model_positions=model_positions,
-                environment=self.source.kind.environment(self.recipe),
+                environment=self.source.kind.environment or self.parts.environment,
             )
         except ConfigError as error:
             raise ConfigError(f"benchmark {self.name}: {error}") from None
