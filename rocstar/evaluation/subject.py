@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocstar.answers.grade import Grader
-from rocstar.config.places import VllmEngines
+from rocstar.config.places import SandboxSection, VllmEngines
 from rocstar.config.recipe import changed, resolved_from_json
-from rocstar.config.sections import Recipe
+from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import PAPER, PREAMBLE, SYSTEM, ChatMl
 from rocstar.engines.process import EngineSettings
@@ -87,7 +87,7 @@ class LocalModel:
     @property
     def said(self) -> tuple[str, str]:
         """Descriptions for the user: the text around questions, and which tools run where."""
-        return f"template {self.recipe.rollout.template}", tools_in_words(self.recipe)
+        return f"template {self.recipe.rollout.template}", tools_in_words(self.recipe.rollout, self.recipe.sandbox)
 
     @property
     def holds(self) -> int:
@@ -244,7 +244,8 @@ class EndpointModel:
         usual = {None: "no system message", SYSTEM: "the paper's system message"}
         preamble = self._template().preamble
         before = f"before the question {preamble[:40]!r}" if preamble else "the question alone"
-        tools = "tools of the endpoint" if self.tools == "none" else tools_in_words(self.recipe)
+        rollout, sandbox = self.recipe.rollout, self.recipe.sandbox
+        tools = "tools of the endpoint" if self.tools == "none" else tools_in_words(rollout, sandbox)
         return f"{usual.get(self.system, 'its own system message')}, {before}", tools
 
     def conversation(self, kind: BenchmarkKind) -> Conversation:
@@ -320,5 +321,5 @@ def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[
     return changed(recipe, settings, options)
 
 
-def tools_in_words(recipe: Recipe) -> str:
-    return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.has_tools else "no tools"
+def tools_in_words(rollout: StageRolloutSection, sandbox: SandboxSection) -> str:
+    return f"tools {', '.join(sandbox.tools)}" if rollout.has_tools else "no tools"

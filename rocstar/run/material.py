@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import failures_on_answer
+from rocstar.config.places import SandboxSection
 from rocstar.config.sections import (
     BY_EPOCHS,
     STALE_CAP,
@@ -137,8 +138,10 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
             from rocstar.learning.methods import loss_of  # torch, as above
 
             loss_of(stage.learning, recipe.run.modules)
-    for reason in _unfit(recipe):
+    for reason in _unfit(recipe.sandbox, recipe.cluster.learners):
         raise ConfigError(reason)
+    if too_many := recipe.idle_learners(recipe.cluster.learners):
+        raise ConfigError(f"{too_many}; lower cluster.learners")
     for entry in recipe.servers:
         vllm_python(entry)
     if recipe.cluster.launcher == "ray":
@@ -466,8 +469,10 @@ def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:
 
 def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
     """The stage's demonstrations, generated now if they come from its task."""
-    found, recipe = material.layouts[stage.name], material.recipe
-    return layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) if found is None else found
+    found = material.layouts[stage.name]
+    if found is not None:
+        return found
+    return layouts_of(material.parts, stage, material.template, None, task_of(material.recipe, stage))
 
 
 def _layouts(
@@ -476,6 +481,7 @@ def _layouts(
     """Each SFT stage's demonstrations, and messages for the user about them."""
     found: dict[str, list[Layout] | None] = {}
     notes: list[str] = []
+    parts = AttemptParts(recipe)
     for stage in recipe.sft_stages:
         if names is not None and stage.name not in names:
             continue
@@ -485,8 +491,8 @@ def _layouts(
             found[stage.name] = None
         else:
             conversations = load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
-            found[stage.name] = layouts_of(recipe, stage, template, conversations, task)
-            notes += _foreign_calls(stage.name, conversations, AttemptParts(recipe).specs)
+            found[stage.name] = layouts_of(parts, stage, template, conversations, task)
+            notes += _foreign_calls(stage.name, conversations, parts.specs)
             if recipe.rl_stages and all(chat.tools is not None for chat in conversations):
                 notes.append(
                     f"stage {stage.name}: its demonstrations have `tools` of their own, so they are written as plain "
@@ -552,21 +558,18 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
     layouts, times, recipe = material.layouts.get(stage.name, ()), 1, material.recipe
     if layouts is None:
         one = stage.model_copy(update={"steps": 1})
-        layouts = layouts_of(recipe, one, material.template, None, task_of(recipe, stage))
+        layouts = layouts_of(material.parts, one, material.template, None, task_of(recipe, stage))
         times = 1 if len(layouts) > stage.sft.batch_rows else stage.steps
     size = BYTES if recipe.model.word_merges else ACROSS_WORDS
     return [1 + len("".join(piece.text for piece in layout).encode()) // size for layout in layouts] * times
 
 
-def _unfit(recipe: Recipe) -> Iterator[str]:
-    """Describes conflicts of the recipe with this machine or with itself."""
-    cluster = recipe.cluster
-    for name in () if recipe.sandbox.urls else recipe.sandbox.preload:
+def _unfit(sandbox: SandboxSection, learners: int) -> Iterator[str]:
+    """Describes conflicts of a recipe with this machine and with the torchrun that started it."""
+    for name in () if sandbox.urls else sandbox.preload:
         # Only the top-level package is looked up: a deeper lookup would import it.
         if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
             yield f"sandbox.preload names {name!r}, which is not a module here; install it or remove it"
-    if idle := recipe.idle_learners(cluster.learners):
-        yield f"{idle}; lower cluster.learners"
     started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
-    if started and cluster.learners not in (1, int(started)):
-        yield f"cluster.learners is {cluster.learners} but torchrun started {started} processes; make them equal"
+    if started and learners not in (1, int(started)):
+        yield f"cluster.learners is {learners} but torchrun started {started} processes; make them equal"

@@ -29,10 +29,9 @@ Layout = Sequence[Piece]
 
 
 def layouts_of(
-    recipe: Recipe, stage: SftStage, template: Template, conversations: Sequence[Chat] | None, task: Task
+    parts: AttemptParts, stage: SftStage, template: Template, conversations: Sequence[Chat] | None, task: Task
 ) -> list[Layout]:
     """Demonstrations of an SFT stage: the conversations of its file, else its task's own."""
-    parts = AttemptParts(recipe)
     feedback = parts.feedback
     if conversations is None:
         demonstrations = demonstrations_of(task, stage.name, stage.steps * stage.sft.batch_rows)
