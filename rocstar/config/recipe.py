@@ -44,7 +44,9 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if absent := [folder for folder in recipe.run.modules if not Path(folder).is_dir()]:
         raise ConfigError(f"run.modules names {absent[0]!r}, which is not a folder; correct the path or leave it out")
     run = recipe.run.model_copy(update={"modules": recipe.run.modules or beside})
-    return _writable(recipe.model_copy(update={"run": run}))
+    recipe = recipe.model_copy(update={"run": run})
+    _refuse_unwritable(recipe.resolved())
+    return recipe
 
 
 def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
@@ -65,7 +67,8 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
         table = put(table, change.keys, change.value)
     result = validated(Recipe, table, (), (*given, *from_options))
     refuse_unread(unread(result), (), (*given, *from_options))
-    return _writable(result)
+    _refuse_unwritable(result.resolved())
+    return result
 
 
 def refuse_others(settings: Sequence[str], read: tuple[str, ...], where: str) -> None:
@@ -75,17 +78,16 @@ def refuse_others(settings: Sequence[str], read: tuple[str, ...], where: str) ->
             raise ConfigError(f"{key} is not read here; {where} reads {', '.join(read)}")
 
 
-def _writable(recipe: Recipe) -> Recipe:
-    """The recipe. Raises ConfigError for a text, such as the path of a folder, with bytes that are not UTF-8, because
-    the run's settings could not be read back, or with a NUL, which no path or command can hold."""
-    for key, value in flat(recipe.resolved()):
+def _refuse_unwritable(settings: Table) -> None:
+    """Raises ConfigError for a text, such as the path of a folder, with bytes that are not UTF-8, because the run's
+    settings could not be read back, or with a NUL, which no path or command can hold."""
+    for key, value in flat(settings):
         text = json.dumps(value, ensure_ascii=False)
         fault = "is not UTF-8 text" if re.search("[\ud800-\udfff]", text) else None
         if r"\u0000" in text.replace(r"\\", ""):  # a backslash itself is written as two
             fault = "holds a NUL character"
         if fault:
             raise ConfigError(f"{key} = {value!r:.200} {fault}; rename what it names, or write it anew")
-    return recipe
 
 
 def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:
