@@ -28,7 +28,6 @@ from rocstar.learning.models import compute_dtype, device_of, load_model, thread
 from rocstar.parts.build import (
     AttemptParts,
     OwnedEngine,
-    as_evaluated,
     attempt_limits,
     named_engines,
     opened_fleet,
@@ -307,7 +306,7 @@ def find_subject(name: str, runs: Path) -> LocalModel:
     """A Hugging Face folder, a run's name, `last` or RUN@STEP, with the run's settings or the defaults. Raises
     ConfigError if nothing has that name."""
     model, run, step = model_named(name, runs)
-    recipe = as_evaluated(resolved_from_json(run.resolved)) if run else Recipe()
+    recipe = resolved_from_json(run.resolved).as_evaluated() if run else Recipe()
     return LocalModel(model=model, recipe=recipe, run=run, step=step)
 
 

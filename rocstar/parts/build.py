@@ -247,12 +247,6 @@ class _OwnEnvironment:
             raise Unavailable(str(error)) from error
 
 
-def as_evaluated(recipe: Recipe) -> Recipe:
-    """The recipe with the limits of the last RL stage as its base, under which training evaluates at its end."""
-    limits = recipe.rollouts[-1].model_dump()
-    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
-
-
 class OwnedEngine(Engine, Protocol):
     """An engine that is closed by the code that opened it."""
 

@@ -18,7 +18,7 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark
-from rocstar.parts.build import AttemptParts, as_evaluated
+from rocstar.parts.build import AttemptParts
 from rocstar.parts.lengths import positions_needed
 from rocstar.record.show import OF_HELD_OUT
 
@@ -87,7 +87,7 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
             f"checkpoints with rocstar eval RUN@STEP --benchmark {source.title} --judge URL"
         )
     _refuse_unread(source, section.settings)
-    in_force = changed(as_evaluated(recipe), [*source.protocol.settings, *section.settings], {})
+    in_force = changed(recipe.as_evaluated(), [*source.protocol.settings, *section.settings], {})
     own = source.protocol
     protocol = Protocol(
         attempts=own.attempts if section.attempts is None else section.attempts,
