@@ -11,19 +11,16 @@ import pytest
 
 from rocstar.cli.main import run
 from rocstar.config.recipe import load_recipe
-from rocstar.config.sections import ModelSection
+from rocstar.config.sections import ModelSection, Recipe
 from rocstar.errors import ConfigError
 from rocstar.forecast import plan as forecast
 from rocstar.forecast.plan import (
     GPUS,
     Assumptions,
     GpuPlan,
-    as_planned,
+    Planner,
     gpu_named,
-    make_plan,
-    planned_placement,
     shared_out,
-    weighed_plan,
 )
 from rocstar.parts.memory import host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
@@ -33,8 +30,12 @@ RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SMALL = ("rollout.problems_per_step=8", "rollout.attempts_per_problem=4", "resample.keep=4")
 
 
+def planner(recipe: Recipe, gpu: str, gpus: int) -> Planner:
+    return Planner(recipe=recipe, gpu_name=gpu, gpu=GPUS[gpu], gpus=gpus)
+
+
 def plan(name: str, gpu: str, gpus: int, *settings: str, **assumed: float) -> GpuPlan:
-    return make_plan(load_recipe(RECIPES / name, settings), gpu, GPUS[gpu], gpus, replace(Assumptions(), **assumed))
+    return planner(load_recipe(RECIPES / name, settings), gpu, gpus).plan(replace(Assumptions(), **assumed))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
 def test_a_plan_takes_turns_where_training_does(settings: tuple[str, ...], more: tuple[str, ...], gpus: int) -> None:
     """The documented recipe of eight learners and eight servers was planned as four and four without turns."""
     recipe = load_recipe(RECIPES / "7b-8gpu.toml", [*settings, *more])
-    planned = planned_placement(recipe, "h200", GPUS["h200"], gpus)
+    planned = planner(recipe, "h200", gpus).placement()
     turns = not more and gpus == recipe.cluster.learners
     assert planned.colocate == turns
     assert len(planned.learners) + len(planned.engines) == gpus * (1 + turns)
@@ -118,7 +119,7 @@ def test_the_papers_run_fits_its_gpus_and_takes_days_not_hours_or_months() -> No
 
 def test_what_matters_most_to_a_plan_is_how_long_answers_are() -> None:
     recipe = load_recipe(RECIPES / "7b-8gpu.toml", SMALL)
-    made = weighed_plan(recipe, "h100", GPUS["h100"], 8, Assumptions())
+    made = planner(recipe, "h100", 8).weighed(Assumptions())
     assert max(made.matters.values()) == made.matters["length_share"] > 1
 
 
@@ -201,7 +202,7 @@ def test_a_plan_says_which_settings_train_as_planned(
         assert (f"to train as planned: {said}\n" in told) if said else "to train as planned" not in told
     keys = [setting for setting in settings if "=" in setting]
     trained = load_recipe(RECIPES / "7b-8gpu.toml", [*SMALL, *keys, *(said or "").split()])
-    assert as_planned(trained, 16 if "16" in settings else 8) is None
+    assert planner(trained, "h100", 16 if "16" in settings else 8).differences() is None
 
 
 def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:

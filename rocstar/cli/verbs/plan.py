@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,7 +42,7 @@ def plan(
 
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.config.recipe import load_recipe
-    from rocstar.forecast.plan import Assumptions, as_planned, gpu_named, planned_placement, weighed_plan
+    from rocstar.forecast.plan import Assumptions, Planner, gpu_named
 
     if gpu is None:
         gpu = ASSUMED
@@ -64,9 +64,10 @@ def plan(
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    made = None if placement else weighed_plan(_within_pools(loaded), gpu, spec, gpus, assumed)
-    table = made.placement if made else planned_placement(loaded, gpu, spec, gpus)
-    if table.processes and (note := as_planned(loaded, gpus)):
+    planner = Planner(recipe=loaded, gpu_name=gpu, gpu=spec, gpus=gpus)
+    made = None if placement else replace(planner, recipe=_within_pools(loaded)).weighed(assumed)
+    table = made.placement if made else planner.placement()
+    if table.processes and (note := planner.differences()):
         print(note, file=sys.stderr)
     if as_json:
         print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)} if made else asdict(table))
