@@ -279,7 +279,8 @@ def _start(
     refuse_absent(recipe.run.trackers)
     refuse_place(recipe.run.folder, recipe.run.name)
     material = _material(recipe, None, dry_run)
-    recipe = material.with_steps(recipe)
+    counted = {stage.name: stage for stage in material.recipe.stage}
+    recipe = recipe.model_copy(update={"stage": [counted.get(stage.name, stage) for stage in recipe.stage]})
     if dry_run:
         place = free_place(recipe.run.folder, recipe.run.name)
         layers = read_layers(Path(path), Recipe)

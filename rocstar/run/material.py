@@ -82,6 +82,7 @@ class Material:
     """Everything a run reads before it opens."""
 
     recipe: Recipe
+    """The run's, without stages of no steps; epochs are converted to steps."""
     task: Task
     """The task of the base `[data]`: held-out problems, and the tokens that a fresh tokenizer keeps whole."""
     heldout: Sequence[Problem]
@@ -105,10 +106,6 @@ class Material:
     notes: Sequence[str] = ()
     """Messages for the user: the steps that epochs amount to, the problems that `data.max_prompt_tokens` excludes. With
     random weights these are excluded once the run has opened: only the fresh tokenizer can count a prompt's tokens."""
-
-    def with_steps(self, recipe: Recipe) -> Recipe:
-        """Another reading of the run's recipe, with epochs converted to steps."""
-        return with_steps(recipe, {name: len(rows) for name, rows in self.layouts.items() if rows is not None})[0]
 
     @property
     def parts(self) -> AttemptParts:
@@ -162,9 +159,10 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     benchmarks = read_benchmarks(recipe)
     template = parts.template(pretrained.folder if pretrained else None)
     layouts, layout_notes = _layouts(recipe, template, rows)
-    recipe, notes = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
-    if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
+    stages, notes = with_steps(recipe.stage, {name: len(shown) for name, shown in layouts.items() if shown is not None})
+    if any(stage.steps == BY_EPOCHS for stage in stages):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
+    recipe = recipe.model_copy(update={"stage": stages})
     tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
     problems = {stage.name: _problems(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
     leaving = ((name, left) for name, own in tasks.items() if isinstance(own, FileTask) for left in own.left_out)
@@ -230,11 +228,10 @@ def pool_sizes(recipe: Recipe) -> dict[str, int]:
     return {stage.name: len(_problems(stage, task_of(recipe, stage), heldout)) for stage in recipe.rl_stages}
 
 
-def with_epochs(recipe: Recipe) -> Recipe:
-    """The recipe with epochs converted to steps. Raises DataError if rows cannot be read, ConfigError."""
-    files = {stage.name: stage.sft.rows_file for stage in recipe.sft_stages if stage.epochs}
-    tool = recipe.rollout.tool_name
-    return with_steps(recipe, {n: len(load_conversations(Path(f), tool)) for n, f in files.items() if f})[0]
+def rows_of_epochs(stages: Sequence[SftStage], tool_name: str) -> dict[str, int]:
+    """Rows of the file of each SFT stage that is given in epochs. Raises DataError if they cannot be read."""
+    files = {stage.name: stage.sft.rows_file for stage in stages if stage.epochs}
+    return {name: len(load_conversations(Path(file), tool_name)) for name, file in files.items() if file}
 
 
 def few_problems(stage: RlStage, there: int) -> str | None:

@@ -88,10 +88,12 @@ def _refuse(refusals: Sequence[str], *, shown: bool) -> None:
 def _within_pools(recipe: Recipe) -> Recipe:
     """The recipe with no more problems a step than there are; with its own number where they cannot be read yet."""
     from rocstar.errors import ConfigError, DataError
-    from rocstar.run.material import few_problems, pool_sizes, with_epochs
+    from rocstar.run.material import few_problems, pool_sizes, rows_of_epochs
+    from rocstar.run.rows import with_steps
 
     try:
-        recipe = with_epochs(recipe)
+        counted, _ = with_steps(recipe.stage, rows_of_epochs(recipe.sft_stages, recipe.rollout.tool_name))
+        recipe = recipe.model_copy(update={"stage": counted})
     except (ConfigError, DataError) as error:
         print(f"the steps of epochs are not planned: {str(error).rstrip('.')}", file=sys.stderr)
     try:
