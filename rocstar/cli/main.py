@@ -368,7 +368,7 @@ def _print_given(
 
     given = [*settings, *of_environment(os.environ)]
     prompt = first_prompt(material)
-    tools = [spec.name for spec in material.parts.specs] if recipe.has_tools else []
+    tools = [spec.name for spec in material.parts.shown_specs]
     if as_json:
         memory = material.memory and {**asdict(material.memory), "run": material.memory.run}
         print_json(

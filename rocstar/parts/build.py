@@ -88,6 +88,11 @@ class AttemptParts:
         """The specs of the tools. Raises ConfigError like `tools`."""
         return self.tools().specs
 
+    @property
+    def shown_specs(self) -> Sequence[ToolSpec]:
+        """The specs that a prompt lists: none where no attempt may call tools."""
+        return self.specs if self.recipe.has_tools else ()
+
     @cached_property
     def environment(self) -> EnvironmentFactory:
         """Makes the environment of each attempt. Raises ConfigError."""

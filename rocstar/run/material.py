@@ -418,12 +418,12 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
 def first_prompt(material: Material) -> str | None:
     """The first prompt the model will read, markers included: of the first training problem, else of the first to
     evaluate. None without problems, and for a custom environment whose tokenizer does not exist yet."""
-    recipe, codec, parts = material.recipe, material.codec, material.parts
+    codec, parts = material.codec, material.parts
     problem = next(iter(material.questions), None)
-    if problem is None or (codec is None and recipe.rollout.environment is not None):
+    if problem is None or (codec is None and material.recipe.rollout.environment is not None):
         return None
     if codec is None:
-        return text_of(prompt_of(material.template, problem, parts.specs if recipe.has_tools else ()))
+        return text_of(prompt_of(material.template, problem, parts.shown_specs))
     conversation = material.conversation(codec)
     return codec.decode(parts.environment(problem, conversation, UNLIMITED, 0).opening())
 
@@ -439,7 +439,7 @@ def _positions_at_first(material: Material) -> int:
     problems = [*material.questions, *benchmarks]
     if not problems:
         return 1
-    specs = material.parts.specs if recipe.has_tools else ()
+    specs = material.parts.shown_specs
     openings = (prompt_of(material.template, problem, specs) for problem in problems)
     most = longest + max(len(text_of(segments).encode()) for segments in openings)
     if most <= min(model, kv_tokens or model) and recipe.rollout.environment is None:
