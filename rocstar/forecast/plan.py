@@ -15,7 +15,7 @@ from statistics import fmean
 
 from rocstar.config.places import VllmEngines
 from rocstar.config.sections import Recipe, RlStage, Stage
-from rocstar.engines.memory import kv_pages
+from rocstar.engines.pages import kv_pages
 from rocstar.errors import ConfigError
 from rocstar.forecast.carry import step_seconds
 from rocstar.forecast.engine_model import EngineModel

@@ -22,7 +22,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
-from rocstar.engines.memory import kv_pages
+from rocstar.engines.pages import kv_pages
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocstar.config.sections import ModelSection, Recipe, RolloutSection, Stage
-from rocstar.engines.memory import cache_bytes, kv_pages
-from rocstar.engines.pages import PAGE
+from rocstar.engines.pages import PAGE, cache_bytes, kv_pages
 from rocstar.errors import ConfigError
 from rocstar.learning.memory import CHUNK_ELEMENTS, FP32, PassShape
 from rocstar.parts.shape import Shape

@@ -30,8 +30,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import ChatMl, Template, prompt_of
 from rocstar.dialogue.templates import template_named
-from rocstar.engines.memory import CacheShape, cache_bytes, kv_pages, refuse_too_many_tokens
-from rocstar.engines.pages import PAGE
+from rocstar.engines.pages import PAGE, CacheShape, cache_bytes, kv_pages, refuse_too_many_tokens
 from rocstar.errors import ConfigError
 from rocstar.learning.advantages import advantage_of
 from rocstar.learning.resample import resampler_of
