@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from rocstar.config.layers import merge_layers, parse_override, read_layers, read_text, validated
+from rocstar.config.layers import key_of, merge_layers, parse_override, read_layers, read_text, validated
 from rocstar.config.sections import Recipe
 from rocstar.config.tree import Keys, Table, annotation_at, chosen, flat, merged, named, put, with_lists
 from rocstar.config.unread import refuse_unread, unread
@@ -71,9 +71,14 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
     return result
 
 
-def refuse_others(settings: Sequence[str], read: tuple[str, ...], where: str) -> None:
-    """Raises ConfigError for a setting of a key that begins with none of `read`. where: who reads these."""
-    for key in (text.partition("=")[0].strip() for text in settings):
+def refuse_others(
+    settings: Iterable[str], read: tuple[str, ...], where: str, instead: Mapping[str, str] | None = None
+) -> None:
+    """Raises ConfigError for a setting of a key that begins with none of `read`. where: who reads these. instead: what
+    to give in place of some keys, which are refused too."""
+    for key in map(key_of, settings):
+        if instead and key in instead:
+            raise ConfigError(f"{key} is not read here; use {instead[key]}")
         if not key.startswith(read):
             raise ConfigError(f"{key} is not read here; {where} reads {', '.join(read)}")
 

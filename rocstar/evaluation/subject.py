@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocstar.answers.grade import Grader
 from rocstar.config.places import SandboxSection, VllmEngines
-from rocstar.config.recipe import changed, resolved_from_json
+from rocstar.config.recipe import changed, refuse_others, resolved_from_json
 from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import PAPER, PREAMBLE, SYSTEM, ChatMl
@@ -313,10 +313,7 @@ def find_subject(name: str, runs: Path) -> LocalModel:
 def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
     """A subject's recipe with these changes (`recipe.changed`). Raises ConfigError for a key that an evaluation does
     not read."""
-    for key in (text.partition("=")[0].strip() for text in (*settings, *options)):
-        if key in INSTEAD or not key.startswith(READ):
-            remedy = f"use {INSTEAD[key]}" if key in INSTEAD else f"it reads {', '.join(READ)}"
-            raise ConfigError(f"{key} is not read here; {remedy}")
+    refuse_others((*settings, *options), READ, "it", INSTEAD)
     return changed(recipe, settings, options)
 
 

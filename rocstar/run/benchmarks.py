@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocstar.config.layers import key_of
 from rocstar.config.recipe import changed, refuse_others
 from rocstar.config.sections import BenchmarkSection, Recipe
 from rocstar.dialogue.codec import Codec
@@ -104,5 +105,5 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
 def _refuse_unread(source: ProblemSet, own: Sequence[str]) -> None:
     refuse_others((*source.protocol.settings, *own), READ, f"benchmark {source.title}, between steps of a run,")
     for setting in own:
-        if source.kind.leaves_unread(setting.partition("=")[0].strip()):
+        if source.kind.leaves_unread(key_of(setting)):
             raise ConfigError(f"{setting!r} has no effect on benchmark {source.title}, which has its own; leave it out")
