@@ -219,7 +219,7 @@ class Planner:
         do."""
         shape, longest, rollout = shape_of(self.recipe.model), self.recipe.longest_response, self.recipe.rollout
         try:
-            recipe = shared_out(self.recipe, self.gpus)
+            recipe = self.shared_out()
             kv_pages(rollout.kv_tokens, rollout.engine_rows, longest + 1)  # a prompt has a token at least
             engines = sum(entry.count for entry in recipe.engine)
             idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
@@ -234,6 +234,33 @@ class Planner:
         except ConfigError as error:
             return replace(NOWHERE, refusals=[str(error)])
 
+    def shared_out(self) -> Recipe:
+        """The recipe with as many engines and learners as the GPUs hold, in its own proportion, at least one of each;
+        where they take turns (`Recipe.takes_turns`) all learn and all write. Without `[[engine]]` all learn, and one
+        engine lies on the first learner's GPU. Raises ConfigError where there are too few."""
+        recipe, gpus = self.recipe, self.gpus
+        turns = recipe.takes_turns(recipe.cluster.learners, gpus)
+        each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
+        wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
+        least = sum(each) + (not turns)
+        refuse_wide(recipe.engine, EACH)
+        if gpus < least:
+            reason = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
+            reason += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
+            shared = not turns and gpus == sum(each) and not recipe.stale_steps
+            raise ConfigError(reason + ", or set cluster.colocate" * shared)
+        share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
+        counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
+        while sum(map(mul, counts, each)) > gpus - (not turns):
+            counts[counts.index(max(counts))] -= 1  # all were rounded up, and no learner is left
+        engines = [
+            entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
+            for entry, count in zip(recipe.engine, counts, strict=True)
+        ]
+        learners = gpus - sum(map(mul, counts, each)) * (not turns)
+        cluster = {"learners": learners, "launcher": "processes", "colocate": turns}
+        return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
+
     def differences(self) -> str | None:
         """The settings with which training takes as many learners and engines as are planned for, in words; None where
         the recipe has them already. Raises ConfigError like `shared_out`."""
@@ -241,7 +268,7 @@ class Planner:
             {"cluster.learners": one.cluster.learners}
             | {f"engine.{entry.name}.count": entry.count for entry in one.engine}
             | {f"engine.{entry.name}.url": getattr(entry, "url", None) or "none" for entry in one.engine}
-            for one in (self.recipe, shared_out(self.recipe, self.gpus))
+            for one in (self.recipe, self.shared_out())
         )
         changed = [key for key, value in planned.items() if value != asked[key]]
         has, takes = (" ".join(f"{key}={values[key]}" for key in changed) for values in (asked, planned))
@@ -282,32 +309,6 @@ class Planner:
         merged = 2.0 * shape.parameters * len(stages) * (trained.lora_rank > 0)
         checkpoint = CHECKPOINT_BYTES * shape.trained(trained) + moments(self.recipe.stage, shape, trained)
         return recorded + kept * checkpoint + merged
-
-
-def shared_out(recipe: Recipe, gpus: int) -> Recipe:
-    """The recipe with as many engines and learners as so many GPUs hold, in its own proportion, at least one of each;
-    where they take turns (`Recipe.takes_turns`) all learn and all write. Without `[[engine]]` all learn, and one engine
-    lies on the first learner's GPU. Raises ConfigError where there are too few."""
-    turns = recipe.takes_turns(recipe.cluster.learners, gpus)
-    each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
-    wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
-    least = sum(each) + (not turns)
-    refuse_wide(recipe.engine, EACH)
-    if gpus < least:
-        reason = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
-        reason += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
-        shared = not turns and gpus == sum(each) and not recipe.stale_steps
-        raise ConfigError(reason + ", or set cluster.colocate" * shared)
-    share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
-    counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
-    while sum(map(mul, counts, each)) > gpus - (not turns):
-        counts[counts.index(max(counts))] -= 1  # all were rounded up, and no learner is left
-    engines = [
-        entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
-        for entry, count in zip(recipe.engine, counts, strict=True)
-    ]
-    cluster = {"learners": gpus - sum(map(mul, counts, each)) * (not turns), "launcher": "processes", "colocate": turns}
-    return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
 
 
 def _rl_stage(

@@ -20,7 +20,6 @@ from rocstar.forecast.plan import (
     GpuPlan,
     Planner,
     gpu_named,
-    shared_out,
 )
 from rocstar.parts.memory import host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
@@ -82,16 +81,16 @@ def test_a_model_whose_layers_have_widths_of_their_own_is_refused(tmp_path: Path
 
 def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     paper, alone = load_recipe(RECIPES / "paper/stage3.toml"), load_recipe(RECIPES / "quickstart.toml")
-    made = [shared_out(paper, gpus) for gpus in (64, 8, 2)]
+    made = [planner(paper, "h100", gpus).shared_out() for gpus in (64, 8, 2)]
     assert [(one.engine[0].count, one.cluster.learners) for one in made] == [(32, 32), (4, 4), (1, 1)]
-    assert shared_out(alone, 8).cluster.learners == 8
+    assert planner(alone, "h100", 8).shared_out().cluster.learners == 8
     with pytest.raises(ConfigError, match=r"^1 GPU is too few: at least 2 are needed for a learner"):
-        shared_out(paper, 1)
+        planner(paper, "h100", 1).shared_out()
     wide = load_recipe(RECIPES / "paper/stage3.toml", ["engine.vllm.tensor_parallel=8"])
     with pytest.raises(ConfigError, match=r"^8 GPUs are too few: at least 9 .* or set cluster.colocate$"):
-        shared_out(wide, 8)
+        planner(wide, "h100", 8).shared_out()
     with pytest.raises(ConfigError, match=r"take more, or leave \[\[engine\]\] out$"):
-        shared_out(wide, 7)
+        planner(wide, "h100", 7).shared_out()
 
 
 @pytest.mark.parametrize("settings", [("cluster.learners=8", "engine.vllm.count=8"), ("cluster.learners=8",), ()])
