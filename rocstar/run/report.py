@@ -16,7 +16,7 @@ from statistics import fmean
 from rocstar.answers.extract import boxed_answer, boxes
 from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
-from rocstar.evaluation.metrics import is_right, summarise
+from rocstar.evaluation.metrics import is_right, is_solved, summarise
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.rollout.carry import RolledStep
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Update, Verdict, VersionSpan
@@ -104,7 +104,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
         "roc/attempts": summary.attempts,
         "roc/kept": len({row.origin[:2] for row in rows}),
         "group/usable": sum(bool(r.kept) for r in groups),
-        "group/solved_share": _mean([float(all(map(is_right, r.group.trajectories))) for r in groups]),
+        "group/solved_share": _mean([float(is_solved(r.group)) for r in groups]),
         "policy/entropy": mean_entropy(rows) if rows else None,
         "policy/logprob_gap": gap_mean if fresh else None,
         "policy/logprob_gap_max": gap_max if fresh else None,
