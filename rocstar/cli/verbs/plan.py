@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,13 +74,9 @@ def plan(
         _print(made)
     elif table.processes:
         print("\n\n".join((table.table(), *table.notes())))
-    _refuse(table.refusals, shown=not as_json)
-
-
-def _refuse(refusals: Sequence[str], *, shown: bool) -> None:
-    for refusal in refusals if shown else ():
+    for refusal in () if as_json else table.refusals:
         print(f"\ndoes not fit: {refusal}")
-    if refusals:
+    if table.refusals:
         raise typer.Exit(THRESHOLD_MISSED)
 
 
@@ -132,7 +127,9 @@ def _print(made: GpuPlan) -> None:
             f"{stage.name:10}{stage.steps:7}{stage.tokens / 1e6:10.2f}{stage.rollout_seconds:11.1f}"
             f"{stage.learning_seconds:12.1f}{stage.calls:9,.0f}{stage.cores:7.0f}{stage.hours:9.{digits}f}"
         )
-    print(f"\n{_duration(made.hours)}; most of it goes into {made.limit}")
+    hours = made.hours
+    lasts = f"{hours:,.1f} hours ({hours / 24:.1f} days)" if hours >= 1 else f"{hours * 60:.1f} minutes"
+    print(f"\n{lasts}; most of it goes into {made.limit}")
     print(f"disk: {made.disk_bytes_a_day / 1e9:,.0f} GB in a day of the longest stage")
     changes = ", ".join(f"{name} {factor - 1:+.0%}" for name, factor in made.matters.items())
     print(f"hours when an assumption is a quarter larger: {changes}")
@@ -144,7 +141,3 @@ def _count(number: float) -> str:
         if number >= size:
             return f"{number / size:.2f}{letter}"
     return f"{number:.0f}"
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:,.1f} hours ({hours / 24:.1f} days)" if hours >= 1 else f"{hours * 60:.1f} minutes"
