@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import failures_on_answer
-from rocstar.config.places import SandboxSection
 from rocstar.config.sections import (
     BY_EPOCHS,
     STALE_CAP,
@@ -126,27 +125,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     for any problem that shows without loading a model, ModuleNotFoundError if Ray is requested and missing."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     parts = AttemptParts(recipe)
-    parts.check()
-    for stage in recipe.rl_stages:
-        resampler_of(stage.resample, recipe.run.modules)
-        advantage_of(stage.learning, recipe.run.modules)
-        if is_reference(stage.learning.loss):
-            from rocstar.learning.methods import loss_of  # torch, as above
-
-            loss_of(stage.learning, recipe.run.modules)
-    for reason in _unfit(recipe.sandbox, recipe.cluster.learners):
-        raise ConfigError(reason)
-    if too_many := recipe.idle_learners(recipe.cluster.learners):
-        raise ConfigError(f"{too_many}; lower cluster.learners")
-    for entry in recipe.servers:
-        vllm_python(entry)
-    if recipe.cluster.launcher == "ray":
-        need("cluster")
-    if recipe.model.path is None and not isinstance(next(iter(recipe.stage), None), SftStage):
-        raise ConfigError(
-            "a model of random weights needs an sft stage first, to get its tokenizer from; set model.path or add "
-            "a stage of kind sft"
-        )
+    _refuse_unusable(parts)
     pretrained, codec = None, None
     if recipe.model.path is not None:
         pretrained, codec = _pretrained(recipe.model.path, recipe.runs_torch_engines)
@@ -188,37 +167,81 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
 
         device_of(recipe.model)
     if pretrained and codec:
-        facts = pretrained
-        codec.stop_ids(material.template)
-        material = without_long_prompts(material, codec)
-        positions = positions_of(material, codec, facts.positions)
-        notes = [*_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
-        shown_rows = {
-            name: rows_of_layouts(name, layouts, codec, template, facts.positions)
-            for name, layouts in material.layouts.items()
-            if layouts is not None
-        }
-        notes += _long_demonstrations(next(iter(recipe.rl_stages), None), shown_rows)
-        material = replace(material, notes=[*material.notes, *notes])
-        read = {name: [len(row.token_ids) for row in shown] for name, shown in shown_rows.items()}
-        placement = placed_here(recipe, facts.folder, positions).refuse()
-        memory = _memory(material, placement, facts.cache, positions, facts.folder, read)
+        material = _measured(material, pretrained, codec)
     else:
-        cramped(material, None)
-        own = template_named(recipe.rollout.template)
-        atoms = atoms_of(task, own, recipe.rollout.tool_name)
-        refuse_small_vocabulary(recipe.model.vocab_size, own.markers, atoms)
-        shape = recipe.model
-        cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
-        shown = material
-        sections = (recipe.data, *(stage.data for stage in recipe.rl_stages))
-        if rows is None and any(section.max_prompt_tokens for section in sections):
-            shown = without_long_prompts(material, _codec_at_first(material))
-        placement = placed_here(recipe, None, shape.max_positions).refuse()
-        memory = _memory(shown, placement, cache, _positions_at_first(shown) if rows is None else 1, None, {})
-        material = replace(material, notes=shown.notes)
-    idle = [] if recipe.cluster.launcher == "ray" else list(placement.notes())
-    return replace(material, placement=placement, memory=memory, notes=[*material.notes, *idle])
+        material = _measured_at_first(material, makes_rows=rows is None)
+    idle = [] if recipe.cluster.launcher == "ray" else list(material.placement.notes())
+    return replace(material, notes=[*material.notes, *idle])
+
+
+def _refuse_unusable(parts: AttemptParts) -> None:
+    """Raises ConfigError where the parts, this machine, the torchrun that started the run or the recipe's own settings
+    do not fit, ModuleNotFoundError if Ray is missing."""
+    recipe, cluster = parts.recipe, parts.recipe.cluster
+    parts.check()
+    for stage in recipe.rl_stages:
+        resampler_of(stage.resample, recipe.run.modules)
+        advantage_of(stage.learning, recipe.run.modules)
+        if is_reference(stage.learning.loss):
+            from rocstar.learning.methods import loss_of  # torch, which is loaded for no other stage
+
+            loss_of(stage.learning, recipe.run.modules)
+    for name in () if recipe.sandbox.urls else recipe.sandbox.preload:
+        # Only the top-level package is looked up: a deeper lookup would import it.
+        if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
+            raise ConfigError(f"sandbox.preload names {name!r}, which is not a module here; install it or remove it")
+    if idle := recipe.idle_learners(cluster.learners):
+        raise ConfigError(f"{idle}; lower cluster.learners")
+    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if started and cluster.learners not in (1, int(started)):
+        raise ConfigError(
+            f"cluster.learners is {cluster.learners} but torchrun started {started} processes; make them equal"
+        )
+    for entry in recipe.servers:
+        vllm_python(entry)
+    if cluster.launcher == "ray":
+        need("cluster")
+    if recipe.model.path is None and not isinstance(next(iter(recipe.stage), None), SftStage):
+        raise ConfigError(
+            "a model of random weights needs an sft stage first, to get its tokenizer from; set model.path or add "
+            "a stage of kind sft"
+        )
+
+
+def _measured(material: Material, facts: ModelFacts, codec: Codec) -> Material:
+    """The material of a pretrained model, whose tokenizer counts: without problems that are too long, with notes about
+    what does not fit, with GPUs and memory. Raises ConfigError."""
+    codec.stop_ids(material.template)
+    material = without_long_prompts(material, codec)
+    positions = positions_of(material, codec, facts.positions)
+    notes = [*material.notes, *_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
+    rows = {
+        name: rows_of_layouts(name, layouts, codec, material.template, facts.positions)
+        for name, layouts in material.layouts.items()
+        if layouts is not None
+    }
+    notes += _long_demonstrations(next(iter(material.recipe.rl_stages), None), rows)
+    placement = placed_here(material.recipe, facts.folder, positions).refuse()
+    lengths = {name: [len(row.token_ids) for row in shown] for name, shown in rows.items()}
+    memory = _memory(material, placement, facts.cache, positions, facts.folder, lengths)
+    return replace(material, notes=notes, placement=placement, memory=memory)
+
+
+def _measured_at_first(material: Material, *, makes_rows: bool) -> Material:
+    """The material of a model of random weights, with GPUs and memory. Its tokenizer is trained for this only if rows
+    are made and it has to count. Raises ConfigError."""
+    cramped(material, None)
+    recipe, model = material.recipe, material.recipe.model
+    own = template_named(recipe.rollout.template)
+    refuse_small_vocabulary(model.vocab_size, own.markers, atoms_of(material.task, own, recipe.rollout.tool_name))
+    cache = model.num_layers, model.num_kv_heads, model.hidden_size // model.num_heads
+    shown = material
+    sections = (recipe.data, *(stage.data for stage in recipe.rl_stages))
+    if makes_rows and any(section.max_prompt_tokens for section in sections):
+        shown = without_long_prompts(material, _codec_at_first(material))
+    placement = placed_here(recipe, None, model.max_positions).refuse()
+    memory = _memory(shown, placement, cache, _positions_at_first(shown) if makes_rows else 1, None, {})
+    return replace(material, notes=shown.notes, placement=placement, memory=memory)
 
 
 def pool_sizes(recipe: Recipe) -> dict[str, int]:
@@ -558,14 +581,3 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
         times = 1 if len(layouts) > stage.sft.batch_rows else stage.steps
     size = BYTES if recipe.model.word_merges else ACROSS_WORDS
     return [1 + len("".join(piece.text for piece in layout).encode()) // size for layout in layouts] * times
-
-
-def _unfit(sandbox: SandboxSection, learners: int) -> Iterator[str]:
-    """Describes conflicts of a recipe with this machine and with the torchrun that started it."""
-    for name in () if sandbox.urls else sandbox.preload:
-        # Only the top-level package is looked up: a deeper lookup would import it.
-        if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
-            yield f"sandbox.preload names {name!r}, which is not a module here; install it or remove it"
-    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
-    if started and learners not in (1, int(started)):
-        yield f"cluster.learners is {learners} but torchrun started {started} processes; make them equal"
