@@ -35,7 +35,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "rollout": (1830, 12),
     "run": (4639, 24),
     "sandbox": (8721, 47),
-    "serving": (759, 6),
+    "serving": (757, 6),
     "support": (2097, 16),
     "tools": (957, 7),
     "train": (209, 1),
