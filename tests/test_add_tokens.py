@@ -13,7 +13,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import COMPACT, PAPER
 from rocstar.errors import ConfigError
 from rocstar.learning.models import load_model
-from rocstar.parts.tokens import add_tokens
+from rocstar.parts.modelfolder import add_tokens
 from tests.dialogue.folders import byte_level
 
 IDS = torch.tensor([[5, 9, 70]])

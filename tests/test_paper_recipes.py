@@ -107,9 +107,9 @@ def test_steps_add_up_to_those_of_the_paper() -> None:
     assert (recipe.stage[0].model_dump()["epochs"], recipe.stage[0].steps) == (3, BY_EPOCHS)
     stages = [stage.steps for stage in recipe.stage[1:]]
     assert [sum(stages[: n + 1]) for n in range(3)] == [300, 385, 510]
-    found, _ = with_steps(recipe, {"sft": 222_000})
-    assert found.stage[0].steps == ceil(3 * 222_000 / 128)
-    assert value(recipe, "stage.sft.sft.warmup_steps") == round(0.04 * found.stage[0].steps)
+    (sft, *_), _ = with_steps(recipe.stage, {"sft": 222_000})
+    assert sft.steps == ceil(3 * 222_000 / 128)
+    assert value(recipe, "stage.sft.sft.warmup_steps") == round(0.04 * sft.steps)
 
 
 def test_the_mix_of_the_paper_has_its_rows_and_rewrites_what_the_paper_rewrites() -> None:

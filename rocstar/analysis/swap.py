@@ -32,7 +32,6 @@ from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
 from rocstar.evaluation.intervals import figure, mean_over_problems
 from rocstar.evaluation.subject import LocalModel
-from rocstar.parts.build import as_evaluated
 from rocstar.parts.modelfolder import model_facts
 from rocstar.record.evaluations import SAMPLES
 from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows, problem_of, trajectory_of
@@ -307,7 +306,7 @@ def _complaint(source: Source) -> str | None:
 def _recipe(source: Source) -> Recipe:
     """The settings in force, with the limits of the evaluation."""
     assert source.result is not None
-    recipe = as_evaluated(resolved_from_json(source.trainer.resolved)) if source.trainer else Recipe()
+    recipe = resolved_from_json(source.trainer.resolved).as_evaluated() if source.trainer else Recipe()
     limits = {name: source.result["setup"][name] for name in LIMITS}
     return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
 

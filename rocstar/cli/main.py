@@ -10,7 +10,7 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Set
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -260,8 +260,10 @@ def _served() -> bool:
 def _start(
     path: str | None, settings: list[str], *, kind: str | None, runs: Path | None, dry_run: bool, as_json: bool
 ) -> None:
-    from rocstar.config.origins import of_recipe
+    from rocstar.config.layers import read_layers
+    from rocstar.config.origins import provenances
     from rocstar.config.recipe import load_recipe, recipe_text
+    from rocstar.config.sections import Recipe
     from rocstar.record.folder import RunFolder, free_place, refuse_place
     from rocstar.record.trackers import refuse_absent
 
@@ -277,10 +279,13 @@ def _start(
     refuse_absent(recipe.run.trackers)
     refuse_place(recipe.run.folder, recipe.run.name)
     material = _material(recipe, None, dry_run)
-    recipe = material.with_steps(recipe)
+    counted = {stage.name: stage for stage in material.recipe.stage}
+    recipe = recipe.model_copy(update={"stage": [counted.get(stage.name, stage) for stage in recipe.stage]})
     if dry_run:
         place = free_place(recipe.run.folder, recipe.run.name)
-        _print_given(recipe, material, of_recipe(recipe, path, given, os.environ), place, as_json=as_json)
+        layers = read_layers(Path(path), Recipe)
+        differs = provenances(recipe, given, otherwise="derived from the others", layers=layers)
+        _print_given(recipe, material, differs, place, as_json=as_json)
         return
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
@@ -292,7 +297,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     """Under the run's own settings, which decide what it computes, but for stages that are not over or are given more
     steps. Others may be `cluster.*` and `engine.*`, which say where, and `run.stall_*`, for how long nothing may move.
     """
-    from rocstar.config.origins import of_run
+    from rocstar.config.origins import provenances
     from rocstar.record.folder import RunFolder
     from rocstar.run.continued import continued, record
 
@@ -308,7 +313,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
         return
     material = _material(made.recipe, made.unmade, dry_run)
     if dry_run:
-        given = of_run(made.recipe, folder.name, settings, os.environ)
+        given = provenances(made.recipe, settings, otherwise=f"run {folder.name}")
         _print_given(made.recipe, material, given, folder.path, as_json=as_json)
         return
     if made.goes_on:
@@ -318,7 +323,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
 
 def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """A run of its own from a checkpoint on, under that run's settings; those of stages that go on may differ."""
-    from rocstar.config.origins import of_run
+    from rocstar.config.origins import provenances
     from rocstar.record.folder import RunFolder, fill_branch, find_checkpoint, free_place
     from rocstar.run.continued import continued
 
@@ -326,7 +331,7 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     made = continued(source, step, settings, flag="--branch", own="run.name=")
     material = _material(made.recipe, made.unmade, dry_run)
     if dry_run:
-        given = of_run(made.recipe, source.name, settings, os.environ)
+        given = provenances(made.recipe, settings, otherwise=f"run {source.name}")
         place = free_place(source.path.parent, made.recipe.run.name)
         _print_given(made.recipe, material, given, place, as_json=as_json)
         return
@@ -352,17 +357,18 @@ def _material(recipe: Recipe, rows: Set[str] | None, dry_run: bool) -> Material:
 
 
 def _print_given(
-    recipe: Recipe, material: Material, given: Sequence[Provenance], place: Path, *, as_json: bool
+    recipe: Recipe, material: Material, settings: Iterable[Provenance], place: Path, *, as_json: bool
 ) -> None:
     """Print the result of `--dry-run`: settings that are not defaults, each with its source; as JSON also all in force.
     Then try the sandbox. place: the run's folder. Raises SandboxDown."""
     from rocstar.cluster.start import refuse_weak_sandbox
-    from rocstar.config.origins import ABSENT
+    from rocstar.config.origins import ABSENT, of_environment
     from rocstar.parts.memory import beside_what_is_there
     from rocstar.run.material import few_problems, first_prompt
 
+    given = [*settings, *of_environment(os.environ)]
     prompt = first_prompt(material)
-    tools = [spec.name for spec in material.parts.specs] if recipe.has_tools else []
+    tools = [spec.name for spec in material.parts.shown_specs]
     if as_json:
         memory = material.memory and {**asdict(material.memory), "run": material.memory.run}
         print_json(

@@ -138,6 +138,11 @@ def parse_override(text: str, model: Model, table: Table) -> Override:
     return Override(text=text, keys=keys, value=_value(raw, annotation_at(model, table, keys)))
 
 
+def key_of(setting: str) -> str:
+    """The `section.key` of `section.key=value`."""
+    return setting.partition("=")[0].strip()
+
+
 def _check_entry(text: str, kind: str, keys: tuple[str, ...], table: Table) -> None:
     if len(keys) < 2:
         raise ConfigError(f"override {text!r}: a {kind} is addressed as {kind}.NAME.key=value")

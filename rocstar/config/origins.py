@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rocstar.config.complaint import Layer, Override
-from rocstar.config.layers import merge_layers, parse_override, read_layers
+from rocstar.config.layers import merge_layers, parse_override
 from rocstar.config.sections import Recipe
 from rocstar.config.tree import flat, holds
 
@@ -33,18 +32,11 @@ class Provenance:
     """File and line, command line, environment variable, or what it was derived from."""
 
 
-def of_recipe(recipe: Recipe, path: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Provenance]:
-    """The settings that a recipe file and the command line changed. Raises ConfigError as `load_recipe` does."""
-    layers = read_layers(Path(path), Recipe)
-    return [*_given(recipe, layers, settings, "derived from the others"), *_of_environment(environment)]
-
-
-def of_run(recipe: Recipe, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Provenance]:
-    """The settings changed by a continued run and the current command line."""
-    return [*_given(recipe, (), settings, f"run {name}"), *_of_environment(environment)]
-
-
-def _given(recipe: Recipe, layers: Sequence[Layer], settings: Sequence[str], otherwise: str) -> Iterator[Provenance]:
+def provenances(
+    recipe: Recipe, settings: Sequence[str], *, otherwise: str, layers: Sequence[Layer] = ()
+) -> Iterator[Provenance]:
+    """The settings of a recipe that are not their defaults. settings: those of the command line. layers: the recipe
+    file and those that it extends; none for a run that goes on. otherwise: the origin of what neither gives."""
     table = merge_layers(layers) if layers else recipe.model_dump()
     changes = [parse_override(text, Recipe, table) for text in settings]
     values, defaults = dict(flat(recipe.resolved())), dict(flat(Recipe().resolved()))
@@ -71,7 +63,8 @@ def _source(key: str, layers: Sequence[Layer], changes: Sequence[Override]) -> s
     return None
 
 
-def _of_environment(environment: Mapping[str, str]) -> Iterator[Provenance]:
+def of_environment(environment: Mapping[str, str]) -> Iterator[Provenance]:
+    """The variables that a run reads; secrets are not shown."""
     for name in READ:
         if value := environment.get(name):
             shown = "(set)" if SECRET in name else value

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from rocstar.config.layers import merge_layers, parse_override, read_layers, read_text, validated
+from rocstar.config.layers import key_of, merge_layers, parse_override, read_layers, read_text, validated
 from rocstar.config.sections import Recipe
 from rocstar.config.tree import Keys, Table, annotation_at, chosen, flat, merged, named, put, with_lists
 from rocstar.config.unread import refuse_unread, unread
@@ -44,7 +44,9 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if absent := [folder for folder in recipe.run.modules if not Path(folder).is_dir()]:
         raise ConfigError(f"run.modules names {absent[0]!r}, which is not a folder; correct the path or leave it out")
     run = recipe.run.model_copy(update={"modules": recipe.run.modules or beside})
-    return _writable(recipe.model_copy(update={"run": run}))
+    recipe = recipe.model_copy(update={"run": run})
+    _refuse_unwritable(recipe.resolved())
+    return recipe
 
 
 def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
@@ -65,27 +67,32 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
         table = put(table, change.keys, change.value)
     result = validated(Recipe, table, (), (*given, *from_options))
     refuse_unread(unread(result), (), (*given, *from_options))
-    return _writable(result)
+    _refuse_unwritable(result.resolved())
+    return result
 
 
-def refuse_others(settings: Sequence[str], read: tuple[str, ...], where: str) -> None:
-    """Raises ConfigError for a setting of a key that begins with none of `read`. where: who reads these."""
-    for key in (text.partition("=")[0].strip() for text in settings):
+def refuse_others(
+    settings: Iterable[str], read: tuple[str, ...], where: str, instead: Mapping[str, str] | None = None
+) -> None:
+    """Raises ConfigError for a setting of a key that begins with none of `read`. where: who reads these. instead: what
+    to give in place of some keys, which are refused too."""
+    for key in map(key_of, settings):
+        if instead and key in instead:
+            raise ConfigError(f"{key} is not read here; use {instead[key]}")
         if not key.startswith(read):
             raise ConfigError(f"{key} is not read here; {where} reads {', '.join(read)}")
 
 
-def _writable(recipe: Recipe) -> Recipe:
-    """The recipe. Raises ConfigError for a text, such as the path of a folder, with bytes that are not UTF-8, because
-    the run's settings could not be read back, or with a NUL, which no path or command can hold."""
-    for key, value in flat(recipe.resolved()):
+def _refuse_unwritable(settings: Table) -> None:
+    """Raises ConfigError for a text, such as the path of a folder, with bytes that are not UTF-8, because the run's
+    settings could not be read back, or with a NUL, which no path or command can hold."""
+    for key, value in flat(settings):
         text = json.dumps(value, ensure_ascii=False)
         fault = "is not UTF-8 text" if re.search("[\ud800-\udfff]", text) else None
         if r"\u0000" in text.replace(r"\\", ""):  # a backslash itself is written as two
             fault = "holds a NUL character"
         if fault:
             raise ConfigError(f"{key} = {value!r:.200} {fault}; rename what it names, or write it anew")
-    return recipe
 
 
 def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:

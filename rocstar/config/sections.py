@@ -980,6 +980,11 @@ class Recipe(Section):
         """The recipe as plain JSON values; nulls survive. Paths to what is there are absolute."""
         return self.settled().model_dump(mode="json")
 
+    def as_evaluated(self) -> Recipe:
+        """The recipe with the limits of the last RL stage as its base, under which training evaluates at its end."""
+        limits = self.rollouts[-1].model_dump()
+        return self.model_copy(update={"rollout": self.rollout.model_copy(update=limits)})
+
     def settled(self) -> Recipe:
         """The recipe with absolute paths, as a run works with it whether it is fresh or resumed."""
         return Recipe.model_validate(self.model_dump(), context=SETTLE)

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from rocstar.engines.memory import cache_bytes, refuse_too_many_tokens
-from rocstar.engines.pages import PAGE
+from rocstar.engines.pages import PAGE, cache_bytes, refuse_too_many_tokens
 from rocstar.errors import ConfigError, first_line
 from rocstar.sandbox.container import host_bytes
 from rocstar.support.layers import ENGINE_LAYERS

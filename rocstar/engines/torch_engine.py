@@ -19,8 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from rocstar.engines.base import refuse_impossible
-from rocstar.engines.memory import kv_pages
-from rocstar.engines.pages import PAGE
+from rocstar.engines.pages import PAGE, kv_pages
 from rocstar.engines.process import EngineSettings, run
 from rocstar.engines.torch_cache import refuse_what_does_not_fit
 from rocstar.engines.torch_decoder import PagedDecoder

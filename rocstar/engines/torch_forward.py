@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache, cache_shape, use_paged_attention
 from rocstar.engines.torch_states import keep_states
 from rocstar.errors import ConfigError, EngineUnavailable, first_line
-from rocstar.support.windows import windows_of
+from rocstar.support.layers import windows_of
 from rocstar.types import Weights
 
 FAMILIES = frozenset({"qwen2", "qwen3", "llama"})

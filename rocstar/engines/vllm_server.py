@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from rocstar.engines.memory import cache_bytes
+from rocstar.engines.pages import cache_bytes
 from rocstar.engines.process import visible
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.support.processes import how_ended

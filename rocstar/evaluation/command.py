@@ -15,6 +15,7 @@ from typing import Any, cast, get_args
 
 from rocstar.cluster.here import Machines
 from rocstar.cluster.start import opened_machines
+from rocstar.config.layers import key_of
 from rocstar.config.sections import Recipe
 from rocstar.config.values import drawable
 from rocstar.dialogue.template import SYSTEM
@@ -136,14 +137,10 @@ def _refuse_unread(spec: EvalSpec, sets: Sequence[ProblemSet]) -> None:
 
 def _changes(spec: EvalSpec) -> Iterator[tuple[str, str]]:
     """(key, option as the user typed it)."""
-    yield from ((_key(text), text) for text in spec.settings or ())
-    yield from ((_key(text), words) for text, words in spec.options.items())
+    yield from ((key_of(text), text) for text in spec.settings or ())
+    yield from ((key_of(text), words) for text, words in spec.options.items())
     if spec.system is not None:
         yield "rollout.preamble", "--system"  # the text around a question too
-
-
-def _key(setting: str) -> str:
-    return setting.partition("=")[0].strip()
 
 
 # Checks that need no model
@@ -206,7 +203,7 @@ def _planned(spec: EvalSpec, problem_set: ProblemSet) -> PlannedEvaluation:
 
 
 def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
-    capped = OPTIONS["max_response_tokens"] in map(_key, (*settings, *spec.options))
+    capped = OPTIONS["max_response_tokens"] in map(key_of, (*settings, *spec.options))
     if spec.endpoint is None:
         local = find_subject(spec.model, spec.runs)
         recipe = settings_in_force(local.recipe, settings, spec.options)

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rocstar.config.sections import Recipe
 from rocstar.data.problems import ProblemColumns, columns_of, load_problems, problem_of
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import DataError
@@ -30,7 +29,6 @@ from rocstar.evaluation.one_turn import OneTurn
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers import arena, choice, functions, ifeval
 from rocstar.evaluation.scoring import Parts, Scorer
-from rocstar.parts.build import AttemptParts
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory
 from rocstar.types import Problem
@@ -66,9 +64,10 @@ class BenchmarkKind:
             return usual
         return replace(usual, template=usual.template.chat(), tools=(), own_tools=lambda: ())
 
-    def environment(self, recipe: Recipe) -> EnvironmentFactory:
-        """Raises ConfigError."""
-        return OneTurn if self.one_turn else AttemptParts(recipe).environment
+    @property
+    def environment(self) -> EnvironmentFactory | None:
+        """Makes the environment of each attempt; None: the one in force (`rollout.environment`)."""
+        return OneTurn if self.one_turn else None
 
     def solver(self, usual: OneSolver, recall: Recall, judge: ChatClient | None = None) -> OneSolver:
         """`usual`, with its engine, sandbox and limits, for attempts of this kind. recall: stores the judge's
@@ -78,7 +77,7 @@ class BenchmarkKind:
         return replace(
             usual,
             conversation=conversation,
-            environment=OneTurn if self.one_turn else usual.environment,
+            environment=self.environment or usual.environment,
             verifier=self.scorer(parts) if self.scorer else usual.verifier,
         )
 

@@ -31,6 +31,11 @@ def is_right(attempt: Trajectory) -> bool:
     return attempt.outcome is not None and attempt.outcome.verdict is Verdict.RIGHT
 
 
+def is_solved(group: Group) -> bool:
+    """Whether every attempt is right."""
+    return all(map(is_right, group.trajectories))
+
+
 def is_judged(attempt: Trajectory) -> bool:
     """Whether it counts in the figures: no service failure ended it."""
     return attempt.outcome is not None and attempt.stop is not Stop.ENVIRONMENT_FAILED

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocstar.answers.grade import Grader
-from rocstar.config.places import VllmEngines
-from rocstar.config.recipe import changed, resolved_from_json
-from rocstar.config.sections import Recipe
+from rocstar.config.places import SandboxSection, VllmEngines
+from rocstar.config.recipe import changed, refuse_others, resolved_from_json
+from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import PAPER, PREAMBLE, SYSTEM, ChatMl
 from rocstar.engines.process import EngineSettings
@@ -28,7 +28,6 @@ from rocstar.learning.models import compute_dtype, device_of, load_model, thread
 from rocstar.parts.build import (
     AttemptParts,
     OwnedEngine,
-    as_evaluated,
     attempt_limits,
     named_engines,
     opened_fleet,
@@ -87,7 +86,7 @@ class LocalModel:
     @property
     def said(self) -> tuple[str, str]:
         """Descriptions for the user: the text around questions, and which tools run where."""
-        return f"template {self.recipe.rollout.template}", tools_in_words(self.recipe)
+        return f"template {self.recipe.rollout.template}", tools_in_words(self.recipe.rollout, self.recipe.sandbox)
 
     @property
     def holds(self) -> int:
@@ -120,7 +119,7 @@ class LocalModel:
         """The model with a cap on tokens that fits, and the tokens of its longest attempt; found without the weights.
         Only a default cap is lowered. Raises ConfigError if the model holds less than requested, or a prompt fills
         it."""
-        conversation, environment = self.conversation(kind), kind.environment(self.recipe)
+        conversation, environment = self.conversation(kind), kind.environment or AttemptParts(self.recipe).environment
         holds, rollout = self.holds, self.recipe.rollout
         if not self.capped:
             longest, where = max(
@@ -244,7 +243,8 @@ class EndpointModel:
         usual = {None: "no system message", SYSTEM: "the paper's system message"}
         preamble = self._template().preamble
         before = f"before the question {preamble[:40]!r}" if preamble else "the question alone"
-        tools = "tools of the endpoint" if self.tools == "none" else tools_in_words(self.recipe)
+        rollout, sandbox = self.recipe.rollout, self.recipe.sandbox
+        tools = "tools of the endpoint" if self.tools == "none" else tools_in_words(rollout, sandbox)
         return f"{usual.get(self.system, 'its own system message')}, {before}", tools
 
     def conversation(self, kind: BenchmarkKind) -> Conversation:
@@ -306,19 +306,16 @@ def find_subject(name: str, runs: Path) -> LocalModel:
     """A Hugging Face folder, a run's name, `last` or RUN@STEP, with the run's settings or the defaults. Raises
     ConfigError if nothing has that name."""
     model, run, step = model_named(name, runs)
-    recipe = as_evaluated(resolved_from_json(run.resolved)) if run else Recipe()
+    recipe = resolved_from_json(run.resolved).as_evaluated() if run else Recipe()
     return LocalModel(model=model, recipe=recipe, run=run, step=step)
 
 
 def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
     """A subject's recipe with these changes (`recipe.changed`). Raises ConfigError for a key that an evaluation does
     not read."""
-    for key in (text.partition("=")[0].strip() for text in (*settings, *options)):
-        if key in INSTEAD or not key.startswith(READ):
-            remedy = f"use {INSTEAD[key]}" if key in INSTEAD else f"it reads {', '.join(READ)}"
-            raise ConfigError(f"{key} is not read here; {remedy}")
+    refuse_others((*settings, *options), READ, "it", INSTEAD)
     return changed(recipe, settings, options)
 
 
-def tools_in_words(recipe: Recipe) -> str:
-    return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.has_tools else "no tools"
+def tools_in_words(rollout: StageRolloutSection, sandbox: SandboxSection) -> str:
+    return f"tools {', '.join(sandbox.tools)}" if rollout.has_tools else "no tools"

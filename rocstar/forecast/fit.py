@@ -26,7 +26,7 @@ from rocstar.forecast.engine_model import COSTS, EngineModel, torch_engine, with
 from rocstar.forecast.policies import RoundRobin
 from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import PlannedAttempt, planned
-from rocstar.record.folder import RunFolder
+from rocstar.record.folder import RunFolder, step_of
 from rocstar.record.rollouts import rows_of_step
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Scheduler
@@ -187,7 +187,7 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
 
 
 def _chosen(folder: RunFolder, last: int | None, steps: int) -> list[int]:
-    there = sorted(int(file.stem.partition("=")[2]) for file in folder.rollouts.glob("step=*.parquet"))
+    there = sorted(map(step_of, folder.rollouts.glob("step=*.parquet")))
     chosen = [number for number in there if last is None or number <= last][-steps:]
     if len(chosen) < steps or (last is not None and chosen[-1] != last):
         between = f", from {there[0]} to {there[-1]}" if there else ""

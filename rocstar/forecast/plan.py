@@ -6,7 +6,7 @@ problems, so that a plan takes seconds. Learning time is operations over the rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
@@ -14,8 +14,8 @@ from operator import mul
 from statistics import fmean
 
 from rocstar.config.places import VllmEngines
-from rocstar.config.sections import Recipe, RlStage, SftStage
-from rocstar.engines.memory import kv_pages
+from rocstar.config.sections import Recipe, RlStage, Stage
+from rocstar.engines.pages import kv_pages
 from rocstar.errors import ConfigError
 from rocstar.forecast.carry import step_seconds
 from rocstar.forecast.engine_model import EngineModel
@@ -164,132 +164,151 @@ class GpuPlan:
     limit: str
     """What most of the time goes into."""
     matters: Mapping[str, float] = field(default_factory=dict)
-    """By assumption: hours in all when it is a quarter larger, over hours as planned (`weighed_plan`)."""
+    """By assumption: hours in all when it is a quarter larger, over hours as planned (`Planner.weighed`)."""
 
     @property
     def hours(self) -> float:
         return sum(stage.hours for stage in self.stages)
 
 
-def weighed_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
-    """With what `matters`. Raises ConfigError for a model that is not known."""
-    plan = make_plan(recipe, gpu_name, gpu, gpus, assumed)
-    names = ("length_share", "bandwidth_share", "learning_share", "step_overhead_seconds")
-    more = {name: replace(assumed, **{name: 1.25 * getattr(assumed, name)}) for name in names}
-    hours = {name: make_plan(recipe, gpu_name, gpu, gpus, other).hours for name, other in more.items()}
-    return replace(plan, matters={name: hours[name] / plan.hours if plan.hours else 1.0 for name in names})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """Plans a recipe on so many GPUs of a kind. Each method raises ConfigError for a model that is not known."""
 
+    recipe: Recipe
+    gpu_name: str
+    gpu: GpuSpec
+    gpus: int
 
-def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
-    """Without what `matters`, which takes several plans. Raises ConfigError for a model that is not known."""
-    shape, placement = shape_of(recipe.model), planned_placement(recipe, gpu_name, gpu, gpus)
-    learners, engines = len(placement.learners), len(placement.engines)
-    kv_tokens = min((engine.kv_tokens or 0 for engine in placement.engines), default=0)
-    stages: list[StagePlan] = []
-    if not placement.refusals:
-        recipe = shared_out(recipe, gpus)
-        several = sum(engine.needs for engine in placement.engines) / engines
-        together = replace(gpu, flops=gpu.flops * several, bandwidth=gpu.bandwidth * several)
-        learned_flops = learners * gpu.flops * assumed.learning_share
-        stages = list(_stages(recipe, shape, together, engines, learned_flops, kv_tokens, assumed))
-    return GpuPlan(
-        gpu=gpu_name,
-        engines=engines,
-        learners=learners,
-        parameters=shape.parameters,
-        placement=placement,
-        kv_tokens=kv_tokens,
-        sequences=kv_tokens / max(1.0, assumed.length_share * recipe.longest_response),
-        stages=stages,
-        disk_bytes_a_day=_disk(recipe, shape, stages),
-        refusals=placement.refusals,
-        limit=_limit(stages),
-    )
+    def weighed(self, assumed: Assumptions) -> GpuPlan:
+        """The plan with what `matters`."""
+        plan = self.plan(assumed)
+        names = ("length_share", "bandwidth_share", "learning_share", "step_overhead_seconds")
+        more = {name: replace(assumed, **{name: 1.25 * getattr(assumed, name)}) for name in names}
+        hours = {name: self.plan(other).hours for name, other in more.items()}
+        return replace(plan, matters={name: hours[name] / plan.hours if plan.hours else 1.0 for name in names})
 
+    def plan(self, assumed: Assumptions) -> GpuPlan:
+        """The plan without what `matters`, which takes several plans."""
+        shape, placement = shape_of(self.recipe.model), self.placement()
+        learners, engines = len(placement.learners), len(placement.engines)
+        kv_tokens = min((engine.kv_tokens or 0 for engine in placement.engines), default=0)
+        stages: list[StagePlan] = []
+        if not placement.refusals:
+            several = sum(engine.needs for engine in placement.engines) / engines
+            together = replace(self.gpu, flops=self.gpu.flops * several, bandwidth=self.gpu.bandwidth * several)
+            model = engine_model(shape, together, kv_tokens, self.recipe.rollout.engine_rows, assumed)
+            learned_flops = learners * self.gpu.flops * assumed.learning_share
+            stages = [self._stage(stage, shape, model, engines, learned_flops, assumed) for stage in self.recipe.stage]
+        return GpuPlan(
+            gpu=self.gpu_name,
+            engines=engines,
+            learners=learners,
+            parameters=shape.parameters,
+            placement=placement,
+            kv_tokens=kv_tokens,
+            sequences=kv_tokens / max(1.0, assumed.length_share * self.recipe.longest_response),
+            stages=stages,
+            disk_bytes_a_day=self._disk(shape, stages),
+            refusals=placement.refusals,
+            limit=_limit(stages),
+        )
 
-def planned_placement(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int) -> Placement:
-    """On so many GPUs, EACH of them in a machine; with refusals alone where they are too few or some would have nothing
-    to do. Raises ConfigError for a model that is not known."""
-    shape, longest, rollout = shape_of(recipe.model), recipe.longest_response, recipe.rollout
-    try:
-        recipe = shared_out(recipe, gpus)
-        kv_pages(rollout.kv_tokens, rollout.engine_rows, longest + 1)  # a prompt has a token at least
-        engines = sum(entry.count for entry in recipe.engine)
-        idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
-        if reasons := [f"{one}; take fewer GPUs" for one in idle if one]:
-            return replace(NOWHERE, refusals=reasons)
-        machines = {f"machine {n}": tuple(map(str, range(min(EACH, gpus - n * EACH)))) for n in range(-(-gpus // EACH))}
-        return place(recipe, shape, machines, gpu.memory_bytes, positions=longest, gpu=f"a GPU of kind {gpu_name}")
-    except ConfigError as error:
-        return replace(NOWHERE, refusals=[str(error)])
+    def placement(self) -> Placement:
+        """EACH of the GPUs are in a machine; with refusals alone where they are too few or some would have nothing to
+        do."""
+        shape, longest, rollout = shape_of(self.recipe.model), self.recipe.longest_response, self.recipe.rollout
+        try:
+            recipe = self.shared_out()
+            kv_pages(rollout.kv_tokens, rollout.engine_rows, longest + 1)  # a prompt has a token at least
+            engines = sum(entry.count for entry in recipe.engine)
+            idle = (recipe.idle_learners(recipe.cluster.learners), recipe.idle_engines(engines))
+            if reasons := [f"{one}; take fewer GPUs" for one in idle if one]:
+                return replace(NOWHERE, refusals=reasons)
+            machines = {
+                f"machine {number}": tuple(map(str, range(min(EACH, self.gpus - number * EACH))))
+                for number in range(-(-self.gpus // EACH))
+            }
+            said = f"a GPU of kind {self.gpu_name}"
+            return place(recipe, shape, machines, self.gpu.memory_bytes, positions=longest, gpu=said)
+        except ConfigError as error:
+            return replace(NOWHERE, refusals=[str(error)])
 
+    def shared_out(self) -> Recipe:
+        """The recipe with as many engines and learners as the GPUs hold, in its own proportion, at least one of each;
+        where they take turns (`Recipe.takes_turns`) all learn and all write. Without `[[engine]]` all learn, and one
+        engine lies on the first learner's GPU. Raises ConfigError where there are too few."""
+        recipe, gpus = self.recipe, self.gpus
+        turns = recipe.takes_turns(recipe.cluster.learners, gpus)
+        each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
+        wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
+        least = sum(each) + (not turns)
+        refuse_wide(recipe.engine, EACH)
+        if gpus < least:
+            reason = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
+            reason += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
+            shared = not turns and gpus == sum(each) and not recipe.stale_steps
+            raise ConfigError(reason + ", or set cluster.colocate" * shared)
+        share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
+        counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
+        while sum(map(mul, counts, each)) > gpus - (not turns):
+            counts[counts.index(max(counts))] -= 1  # all were rounded up, and no learner is left
+        engines = [
+            entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
+            for entry, count in zip(recipe.engine, counts, strict=True)
+        ]
+        learners = gpus - sum(map(mul, counts, each)) * (not turns)
+        cluster = {"learners": learners, "launcher": "processes", "colocate": turns}
+        return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
 
-def shared_out(recipe: Recipe, gpus: int) -> Recipe:
-    """The recipe with as many engines and learners as so many GPUs hold, in its own proportion, at least one of each;
-    where they take turns (`Recipe.takes_turns`) all learn and all write. Without `[[engine]]` all learn, and one engine
-    lies on the first learner's GPU. Raises ConfigError where there are too few."""
-    turns = recipe.takes_turns(recipe.cluster.learners, gpus)
-    each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
-    wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
-    least = sum(each) + (not turns)
-    refuse_wide(recipe.engine, EACH)
-    if gpus < least:
-        reason = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few: at least {least} are needed for "
-        reason += f"{'' if turns else 'a learner and '}one of each [[engine]]; take more, or leave [[engine]] out"
-        shared = not turns and gpus == sum(each) and not recipe.stale_steps
-        raise ConfigError(reason + ", or set cluster.colocate" * shared)
-    share = gpus / (wanted + recipe.cluster.learners * (not turns) or 1)
-    counts = [max(1, round(share * entry.count)) for entry in recipe.engine]
-    while sum(map(mul, counts, each)) > gpus - (not turns):
-        counts[counts.index(max(counts))] -= 1  # all were rounded up, and no learner is left
-    engines = [
-        entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
-        for entry, count in zip(recipe.engine, counts, strict=True)
-    ]
-    cluster = {"learners": gpus - sum(map(mul, counts, each)) * (not turns), "launcher": "processes", "colocate": turns}
-    return recipe.model_copy(update={"engine": engines, "cluster": recipe.cluster.model_copy(update=cluster)})
+    def differences(self) -> str | None:
+        """The settings with which training takes as many learners and engines as are planned for, in words; None where
+        the recipe has them already. Raises ConfigError like `shared_out`."""
+        asked, planned = (
+            {"cluster.learners": one.cluster.learners}
+            | {f"engine.{entry.name}.count": entry.count for entry in one.engine}
+            | {f"engine.{entry.name}.url": getattr(entry, "url", None) or "none" for entry in one.engine}
+            for one in (self.recipe, self.shared_out())
+        )
+        changed = [key for key, value in planned.items() if value != asked[key]]
+        has, takes = (" ".join(f"{key}={values[key]}" for key in changed) for values in (asked, planned))
+        return f"the recipe has {has}; to train as planned: {takes}" if changed else None
 
+    def _stage(
+        self,
+        stage: Stage,
+        shape: Shape,
+        model: EngineModel,
+        engines: int,
+        learned_flops: float,
+        assumed: Assumptions,
+    ) -> StagePlan:
+        passes = 2.0 + (not self.recipe.model.lora_rank)  # forward, backward, and the gradients of weights that learn
+        passes += self.recipe.model.gradient_checkpointing  # forward again
+        if isinstance(stage, RlStage):
+            return _rl_stage(stage, shape, model, engines, assumed, passes, learned_flops)
+        tokens = stage.sft.batch_rows * assumed.demonstration_tokens
+        seconds = tokens * passes * shape.forward_flops(assumed.demonstration_tokens / 2) / learned_flops
+        return StagePlan(
+            name=stage.name,
+            steps=max(0, stage.steps),  # epochs whose rows have not been read count no steps
+            tokens=tokens,
+            learning_seconds=seconds,
+            step_seconds=seconds,
+        )
 
-def as_planned(recipe: Recipe, gpus: int) -> str | None:
-    """The settings with which training takes as many learners and engines as are planned for so many GPUs, in words;
-    None where the recipe has them already. Raises ConfigError like `shared_out`."""
-    asked, planned = (
-        {"cluster.learners": one.cluster.learners}
-        | {f"engine.{entry.name}.count": entry.count for entry in one.engine}
-        | {f"engine.{entry.name}.url": getattr(entry, "url", None) or "none" for entry in one.engine}
-        for one in (recipe, shared_out(recipe, gpus))
-    )
-    changed = [key for key, value in planned.items() if value != asked[key]]
-    has, takes = (" ".join(f"{key}={values[key]}" for key in changed) for values in (asked, planned))
-    return f"the recipe has {has}; to train as planned: {takes}" if changed else None
-
-
-def _stages(
-    recipe: Recipe,
-    shape: Shape,
-    gpu: GpuSpec,
-    engines: int,
-    learned_flops: float,
-    kv_tokens: float,
-    assumed: Assumptions,
-) -> Iterator[StagePlan]:
-    """gpu: what those of one engine do together."""
-    passes = 2.0 + (not recipe.model.lora_rank)  # forward, backward, and the gradients of weights where they learn
-    passes += recipe.model.gradient_checkpointing  # forward again
-    model = engine_model(shape, gpu, kv_tokens, recipe.rollout.engine_rows, assumed)
-    for stage in recipe.stage:
-        if isinstance(stage, SftStage):
-            tokens = stage.sft.batch_rows * assumed.demonstration_tokens
-            seconds = tokens * passes * shape.forward_flops(assumed.demonstration_tokens / 2) / learned_flops
-            yield StagePlan(
-                name=stage.name,
-                steps=max(0, stage.steps),  # epochs whose rows have not been read count no steps
-                tokens=tokens,
-                learning_seconds=seconds,
-                step_seconds=seconds,
-            )
-        else:
-            yield _rl_stage(stage, shape, model, engines, assumed, passes, learned_flops)
+    def _disk(self, shape: Shape, stages: Sequence[StagePlan]) -> float:
+        """Bytes of rollouts and checkpoints in a day of the longest stage."""
+        if not stages:
+            return 0.0
+        run, trained = self.recipe.run, self.recipe.model
+        longest = max(stages, key=lambda stage: stage.hours)
+        steps = DAY / max(longest.step_seconds, 1e-9)
+        recorded = TOKEN_BYTES * longest.tokens * steps if longest.rollout_seconds and run.save_rollouts else 0.0
+        kept = run.keep_checkpoints + len(stages)
+        merged = 2.0 * shape.parameters * len(stages) * (trained.lora_rank > 0)
+        checkpoint = CHECKPOINT_BYTES * shape.trained(trained) + moments(self.recipe.stage, shape, trained)
+        return recorded + kept * checkpoint + merged
 
 
 def _rl_stage(
@@ -373,19 +392,6 @@ def _rollout(
     room = max(model.capacity_tokens, 1 + max(attempt.tokens for attempt in work))
     seconds = step_seconds(work, carried, alike(replace(model, capacity_tokens=room), engines))
     return fmean(attempt.response_tokens for attempt in work), seconds
-
-
-def _disk(recipe: Recipe, shape: Shape, stages: Sequence[StagePlan]) -> float:
-    """Bytes of rollouts and checkpoints in a day of the longest stage."""
-    if not stages:
-        return 0.0
-    longest = max(stages, key=lambda stage: stage.hours)
-    steps = DAY / max(longest.step_seconds, 1e-9)
-    recorded = TOKEN_BYTES * longest.tokens * steps if longest.rollout_seconds and recipe.run.save_rollouts else 0.0
-    kept = recipe.run.keep_checkpoints + len(recipe.stage)
-    merged = 2.0 * shape.parameters * len(recipe.stage) * (recipe.model.lora_rank > 0)
-    checkpoint = CHECKPOINT_BYTES * shape.trained(recipe.model) + moments(recipe.stage, shape, recipe.model)
-    return recorded + kept * checkpoint + merged
 
 
 def _limit(stages: Sequence[StagePlan]) -> str:

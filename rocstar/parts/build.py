@@ -22,7 +22,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
-from rocstar.engines.memory import kv_pages
+from rocstar.engines.pages import kv_pages
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
@@ -87,6 +87,11 @@ class AttemptParts:
     def specs(self) -> Sequence[ToolSpec]:
         """The specs of the tools. Raises ConfigError like `tools`."""
         return self.tools().specs
+
+    @property
+    def shown_specs(self) -> Sequence[ToolSpec]:
+        """The specs that a prompt lists: none where no attempt may call tools."""
+        return self.specs if self.recipe.has_tools else ()
 
     @cached_property
     def environment(self) -> EnvironmentFactory:
@@ -245,12 +250,6 @@ class _OwnEnvironment:
                 yield
         except ConfigError as error:
             raise Unavailable(str(error)) from error
-
-
-def as_evaluated(recipe: Recipe) -> Recipe:
-    """The recipe with the limits of the last RL stage as its base, under which training evaluates at its end."""
-    limits = recipe.rollouts[-1].model_dump()
-    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
 
 
 class OwnedEngine(Engine, Protocol):

@@ -133,16 +133,24 @@ def convert(
             f"{file} splits words as {facts.get('tokenizer.ggml.model')}/{facts.get('tokenizer.ggml.pre')}, known are "
             f"gpt2 with {', '.join(SPLITS)}; take the Hugging Face folder of this model"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        made = Path(scratch) / "model"
+    with whole_model(folder) as made:
         gap = _write(file, made, split, expected)
         if licence is not None:
             shutil.copyfile(licence, made / "LICENSE")
         said = {"file": file.name, "licence": facts.get("general.license"), "gap_nats": round(gap, 4), **(origin or {})}
         (made / "origin.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-        os.replace(made, folder)
     return folder
+
+
+@contextmanager
+def whole_model(folder: Path) -> Iterator[Path]:
+    """A place beside `folder` to write a model to; it gets its name when the block succeeds, unless another process was
+    first."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        yield Path(scratch) / "model"
+        if not folder.exists():
+            os.replace(Path(scratch) / "model", folder)
 
 
 def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[str, str] | None) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rocstar.config.sections import ModelSection, Recipe, RolloutSection, Stage
-from rocstar.engines.memory import cache_bytes, kv_pages
-from rocstar.engines.pages import PAGE
+from rocstar.engines.pages import PAGE, cache_bytes, kv_pages
 from rocstar.errors import ConfigError
 from rocstar.learning.memory import CHUNK_ELEMENTS, FP32, PassShape
 from rocstar.parts.shape import Shape
@@ -75,7 +74,12 @@ def host_memory(
     numbers of problems, of each RL stage and held out. rows: tokens of demonstrations by SFT stage, where known."""
     itemsize, trained = recipe.model.cpu_itemsize, FP32 * float(shape.trained(recipe.model))
     weights = trained + itemsize * shape.parameters * (recipe.model.lora_rank > 0)
-    at_once = list(_attempts_at_once(recipe, positions, problems, heldout))
+    prompt = max(0, positions - max(rollout.max_response_tokens for rollout in recipe.rollouts))
+    at_once = [_at_once(heldout, recipe.evaluate.attempts, prompt, recipe.longest_response)]
+    for stage in recipe.rl_stages:
+        rollout = stage.rollout
+        asked = min(rollout.problems_per_step, problems.get(stage.name, rollout.problems_per_step))
+        at_once.append(_at_once(asked, rollout.attempts_per_problem, prompt, rollout.max_response_tokens))
     engine, cache = _engine_parts(recipe.rollout, shape, itemsize, positions, at_once)
     written = max(attempts for attempts, _ in at_once) * positions * ATTEMPT_BYTES
     more = (max(stage.rollout.carry_over > 0, stage.rollout.refill) for stage in recipe.rl_stages)
@@ -124,7 +128,7 @@ def _engine_parts(
     rollout: RolloutSection, shape: Shape, itemsize: int, positions: int, at_once: Sequence[tuple[int, int]]
 ) -> tuple[float, float]:
     """Bytes of one engine's weights, whose head is no longer the embedding, and of its cache when most of it is in
-    use, with the logits of a step. at_once: of `_attempts_at_once`."""
+    use, with the logits of a step. at_once: of `_at_once`, by step and evaluation."""
     weights = itemsize * (shape.parameters + shape.tied * shape.hidden * shape.vocabulary)
     room = kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
     attempts, tokens = max(at_once, key=lambda pair: pair[1])
@@ -132,18 +136,10 @@ def _engine_parts(
     return float(weights), cache + float(LOGITS * FP32 * min(attempts, rollout.engine_rows) * shape.vocabulary)
 
 
-def _attempts_at_once(
-    recipe: Recipe, positions: int, there: Mapping[str, int], heldout: int
-) -> Iterator[tuple[int, int]]:
-    """(attempts at once, tokens that they have in a cache at their longest) of steps and evaluations."""
-    prompt = positions - max(rollout.max_response_tokens for rollout in recipe.rollouts)
-    groups = [(heldout, recipe.evaluate.attempts, recipe.longest_response)]
-    for stage in recipe.rl_stages:
-        rollout = stage.rollout
-        problems = min(rollout.problems_per_step, there.get(stage.name, rollout.problems_per_step))
-        groups.append((problems, rollout.attempts_per_problem, rollout.max_response_tokens))
-    for problems, attempts, cap in groups:
-        yield problems * attempts, problems * (max(0, prompt) + attempts * (cap + PAGE))
+def _at_once(problems: int, attempts: int, prompt: int, cap: int) -> tuple[int, int]:
+    """(attempts at once, tokens that they have in a cache at their longest). attempts: at each problem. prompt, cap:
+    tokens of a prompt and of a response."""
+    return problems * attempts, problems * (prompt + attempts * (cap + PAGE))
 
 
 def _pass_bytes(stage: Stage, shape: Shape, lengths: Sequence[int], model: ModelSection) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rocstar.config.sections import Recipe
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import ModelSection, Recipe
 from rocstar.learning.models import device_of, use_threads
 from rocstar.parts.shape import known_shape
 from rocstar.sandbox.container import cpu_shares
@@ -17,22 +18,17 @@ def begin_threads(recipe: Recipe, model: Path | None, before: int | None = None)
     """Set torch's threads to `run.threads`. model: the folder of the weights, None for the recipe's own shape. before:
     the number that the run has computed with, which `auto` keeps."""
     given = recipe.run.threads
-    use_threads((before or _share(recipe, model)) if given == "auto" else given)
+    use_threads((before or _share(recipe.model, model, recipe.cluster)) if given == "auto" else given)
 
 
-def _share(recipe: Recipe, model: Path | None) -> int:
+def _share(settings: ModelSection, model: Path | None, cluster: ClusterSection) -> int:
     """The physical cores of each learner here; 1 for a small model, one of unknown shape and one on a GPU."""
-    shape = known_shape(recipe.model, model)
-    if shape is None or shape.hidden * shape.intermediate < SMALL or device_of(recipe.model).type != "cpu":
+    shape = known_shape(settings, model)
+    if shape is None or shape.hidden * shape.intermediate < SMALL or device_of(settings).type != "cpu":
         return 1
-    return max(1, cores() // learners_here(recipe))
-
-
-def learners_here(recipe: Recipe) -> int:
-    """Processes on this machine that learn together."""
-    if started := os.environ.get("LOCAL_WORLD_SIZE"):  # by torchrun
-        return int(started)
-    return recipe.cluster.learners if recipe.cluster.launcher == "processes" else 1
+    started = os.environ.get("LOCAL_WORLD_SIZE")  # by torchrun
+    learners = int(started) if started else cluster.learners if cluster.launcher == "processes" else 1
+    return max(1, cores() // learners)
 
 
 def cores() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocstar.config.layers import key_of
 from rocstar.config.recipe import changed, refuse_others
 from rocstar.config.sections import BenchmarkSection, Recipe
 from rocstar.dialogue.codec import Codec
@@ -18,7 +19,7 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark
-from rocstar.parts.build import AttemptParts, as_evaluated
+from rocstar.parts.build import AttemptParts
 from rocstar.parts.lengths import positions_needed
 from rocstar.record.show import OF_HELD_OUT
 
@@ -55,7 +56,7 @@ class NamedBenchmark:
                 self.source.kind.conversation(talk),
                 response_tokens=rollout.max_response_tokens,
                 model_positions=model_positions,
-                environment=self.source.kind.environment(self.recipe),
+                environment=self.source.kind.environment or self.parts.environment,
             )
         except ConfigError as error:
             raise ConfigError(f"benchmark {self.name}: {error}") from None
@@ -87,7 +88,7 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
             f"checkpoints with rocstar eval RUN@STEP --benchmark {source.title} --judge URL"
         )
     _refuse_unread(source, section.settings)
-    in_force = changed(as_evaluated(recipe), [*source.protocol.settings, *section.settings], {})
+    in_force = changed(recipe.as_evaluated(), [*source.protocol.settings, *section.settings], {})
     own = source.protocol
     protocol = Protocol(
         attempts=own.attempts if section.attempts is None else section.attempts,
@@ -104,5 +105,5 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
 def _refuse_unread(source: ProblemSet, own: Sequence[str]) -> None:
     refuse_others((*source.protocol.settings, *own), READ, f"benchmark {source.title}, between steps of a run,")
     for setting in own:
-        if source.kind.leaves_unread(setting.partition("=")[0].strip()):
+        if source.kind.leaves_unread(key_of(setting)):
             raise ConfigError(f"{setting!r} has no effect on benchmark {source.title}, which has its own; leave it out")

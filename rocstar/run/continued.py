@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocstar.config.recipe import changed, resolved_from_json
-from rocstar.config.sections import Recipe
+from rocstar.config.sections import Recipe, Stage
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
@@ -65,7 +65,7 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     now = changed(was, settings, {})
     fresh = list(_differ(was, now, step or 0))
     if step is not None:
-        _refuse_what_is_over(run, step, was, now, settings, fresh)
+        _refuse_what_is_over(run, step, was.stage, now.stage, settings, fresh)
     begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
     anew = frozenset({_stage_of(row["setting"]) for row in fresh} - begun)
     rows = {stage.name for stage in now.sft_stages if stage.name not in begun}
@@ -151,18 +151,23 @@ def _merged(rows: Sequence[Change]) -> list[Change]:
 
 
 def _refuse_what_is_over(
-    run: RunFolder, step: int, was: Recipe, now: Recipe, settings: Sequence[str], differ: Sequence[Change]
+    run: RunFolder,
+    step: int,
+    was: Sequence[Stage],
+    now: Sequence[Stage],
+    settings: Sequence[str],
+    fresh: Sequence[Change],
 ) -> None:
-    state, names = state_of(run.checkpoint(step)), [stage.name for stage in now.stage]
-    under_way = [stage for stage in was.stage if stage.steps][state["stage"]].name
+    state, names = state_of(run.checkpoint(step)), [stage.name for stage in now]
+    under_way = [stage for stage in was if stage.steps][state["stage"]].name
     for given in settings:
         if given.startswith("stage.") and names.index(_stage_of(given)) < names.index(under_way):
             raise ConfigError(
                 f"stage {_stage_of(given)} was over at step {step}, so {given!r} would change nothing; leave it out"
             )
-    own, stage, done = f"stage.{under_way}.", now.stage[names.index(under_way)], state["stage_step"]
+    own, stage, done = f"stage.{under_way}.", now[names.index(under_way)], state["stage_step"]
     mine = [given for given in settings if given.startswith(own)]
-    changes = [row for row in differ if row["setting"].startswith(own)]
+    changes = [row for row in fresh if row["setting"].startswith(own)]
     if not mine:
         return
     if stage.steps <= done:

@@ -29,8 +29,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import ChatMl, Template, prompt_of
 from rocstar.dialogue.templates import template_named
-from rocstar.engines.memory import CacheShape, cache_bytes, kv_pages, refuse_too_many_tokens
-from rocstar.engines.pages import PAGE
+from rocstar.engines.pages import PAGE, CacheShape, cache_bytes, kv_pages, refuse_too_many_tokens
 from rocstar.errors import ConfigError
 from rocstar.learning.advantages import advantage_of
 from rocstar.learning.resample import resampler_of
@@ -81,6 +80,7 @@ class Material:
     """Everything a run reads before it opens."""
 
     recipe: Recipe
+    """The run's, without stages of no steps; epochs are converted to steps."""
     task: Task
     """The task of the base `[data]`: held-out problems, and the tokens that a fresh tokenizer keeps whole."""
     heldout: Sequence[Problem]
@@ -105,10 +105,6 @@ class Material:
     """Messages for the user: the steps that epochs amount to, the problems that `data.max_prompt_tokens` excludes. With
     random weights these are excluded once the run has opened: only the fresh tokenizer can count a prompt's tokens."""
 
-    def with_steps(self, recipe: Recipe) -> Recipe:
-        """Another reading of the run's recipe, with epochs converted to steps."""
-        return with_steps(recipe, {name: len(rows) for name, rows in self.layouts.items() if rows is not None})[0]
-
     @property
     def parts(self) -> AttemptParts:
         """The parts of attempts that the recipe defines."""
@@ -129,25 +125,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     for any problem that shows without loading a model, ModuleNotFoundError if Ray is requested and missing."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     parts = AttemptParts(recipe)
-    parts.check()
-    for stage in recipe.rl_stages:
-        resampler_of(stage.resample, recipe.run.modules)
-        advantage_of(stage.learning, recipe.run.modules)
-        if is_reference(stage.learning.loss):
-            from rocstar.learning.methods import loss_of  # torch, as above
-
-            loss_of(stage.learning, recipe.run.modules)
-    for reason in _unfit(recipe):
-        raise ConfigError(reason)
-    for entry in recipe.servers:
-        vllm_python(entry)
-    if recipe.cluster.launcher == "ray":
-        need("cluster")
-    if recipe.model.path is None and not isinstance(next(iter(recipe.stage), None), SftStage):
-        raise ConfigError(
-            "a model of random weights needs an sft stage first, to get its tokenizer from; set model.path or add "
-            "a stage of kind sft"
-        )
+    _refuse_unusable(parts)
     pretrained, codec = None, None
     if recipe.model.path is not None:
         pretrained, codec = _pretrained(recipe.model.path, recipe.runs_torch_engines)
@@ -159,9 +137,10 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     benchmarks = read_benchmarks(recipe)
     template = parts.template(pretrained.folder if pretrained else None)
     layouts, layout_notes = _layouts(recipe, template, rows)
-    recipe, notes = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
-    if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
+    stages, notes = with_steps(recipe.stage, {name: len(shown) for name, shown in layouts.items() if shown is not None})
+    if any(stage.steps == BY_EPOCHS for stage in stages):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
+    recipe = recipe.model_copy(update={"stage": stages})
     tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
     problems = {stage.name: _problems(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
     leaving = ((name, left) for name, own in tasks.items() if isinstance(own, FileTask) for left in own.left_out)
@@ -188,37 +167,81 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
 
         device_of(recipe.model)
     if pretrained and codec:
-        facts = pretrained
-        codec.stop_ids(material.template)
-        material = without_long_prompts(material, codec)
-        positions = positions_of(material, codec, facts.positions)
-        notes = [*_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
-        shown_rows = {
-            name: rows_of_layouts(name, layouts, codec, template, facts.positions)
-            for name, layouts in material.layouts.items()
-            if layouts is not None
-        }
-        notes += _long_demonstrations(next(iter(recipe.rl_stages), None), shown_rows)
-        material = replace(material, notes=[*material.notes, *notes])
-        read = {name: [len(row.token_ids) for row in shown] for name, shown in shown_rows.items()}
-        placement = placed_here(recipe, facts.folder, positions).refuse()
-        memory = _memory(material, placement, facts.cache, positions, facts.folder, read)
+        material = _measured(material, pretrained, codec)
     else:
-        cramped(material, None)
-        own = template_named(recipe.rollout.template)
-        atoms = atoms_of(task, own, recipe.rollout.tool_name)
-        refuse_small_vocabulary(recipe.model.vocab_size, own.markers, atoms)
-        shape = recipe.model
-        cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
-        shown = material
-        sections = (recipe.data, *(stage.data for stage in recipe.rl_stages))
-        if rows is None and any(section.max_prompt_tokens for section in sections):
-            shown = without_long_prompts(material, _codec_at_first(material))
-        placement = placed_here(recipe, None, shape.max_positions).refuse()
-        memory = _memory(shown, placement, cache, _positions_at_first(shown) if rows is None else 1, None, {})
-        material = replace(material, notes=shown.notes)
-    idle = [] if recipe.cluster.launcher == "ray" else list(placement.notes())
-    return replace(material, placement=placement, memory=memory, notes=[*material.notes, *idle])
+        material = _measured_at_first(material, makes_rows=rows is None)
+    idle = [] if recipe.cluster.launcher == "ray" else list(material.placement.notes())
+    return replace(material, notes=[*material.notes, *idle])
+
+
+def _refuse_unusable(parts: AttemptParts) -> None:
+    """Raises ConfigError where the parts, this machine, the torchrun that started the run or the recipe's own settings
+    do not fit, ModuleNotFoundError if Ray is missing."""
+    recipe, cluster = parts.recipe, parts.recipe.cluster
+    parts.check()
+    for stage in recipe.rl_stages:
+        resampler_of(stage.resample, recipe.run.modules)
+        advantage_of(stage.learning, recipe.run.modules)
+        if is_reference(stage.learning.loss):
+            from rocstar.learning.methods import loss_of  # torch, which is loaded for no other stage
+
+            loss_of(stage.learning, recipe.run.modules)
+    for name in () if recipe.sandbox.urls else recipe.sandbox.preload:
+        # Only the top-level package is looked up: a deeper lookup would import it.
+        if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
+            raise ConfigError(f"sandbox.preload names {name!r}, which is not a module here; install it or remove it")
+    if idle := recipe.idle_learners(cluster.learners):
+        raise ConfigError(f"{idle}; lower cluster.learners")
+    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if started and cluster.learners not in (1, int(started)):
+        raise ConfigError(
+            f"cluster.learners is {cluster.learners} but torchrun started {started} processes; make them equal"
+        )
+    for entry in recipe.servers:
+        vllm_python(entry)
+    if cluster.launcher == "ray":
+        need("cluster")
+    if recipe.model.path is None and not isinstance(next(iter(recipe.stage), None), SftStage):
+        raise ConfigError(
+            "a model of random weights needs an sft stage first, to get its tokenizer from; set model.path or add "
+            "a stage of kind sft"
+        )
+
+
+def _measured(material: Material, facts: ModelFacts, codec: Codec) -> Material:
+    """The material of a pretrained model, whose tokenizer counts: without problems that are too long, with notes about
+    what does not fit, with GPUs and memory. Raises ConfigError."""
+    codec.stop_ids(material.template)
+    material = without_long_prompts(material, codec)
+    positions = positions_of(material, codec, facts.positions)
+    notes = [*material.notes, *_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
+    rows = {
+        name: rows_of_layouts(name, layouts, codec, material.template, facts.positions)
+        for name, layouts in material.layouts.items()
+        if layouts is not None
+    }
+    notes += _long_demonstrations(next(iter(material.recipe.rl_stages), None), rows)
+    placement = placed_here(material.recipe, facts.folder, positions).refuse()
+    lengths = {name: [len(row.token_ids) for row in shown] for name, shown in rows.items()}
+    memory = _memory(material, placement, facts.cache, positions, facts.folder, lengths)
+    return replace(material, notes=notes, placement=placement, memory=memory)
+
+
+def _measured_at_first(material: Material, *, makes_rows: bool) -> Material:
+    """The material of a model of random weights, with GPUs and memory. Its tokenizer is trained for this only if rows
+    are made and it has to count. Raises ConfigError."""
+    cramped(material, None)
+    recipe, model = material.recipe, material.recipe.model
+    own = template_named(recipe.rollout.template)
+    refuse_small_vocabulary(model.vocab_size, own.markers, atoms_of(material.task, own, recipe.rollout.tool_name))
+    cache = model.num_layers, model.num_kv_heads, model.hidden_size // model.num_heads
+    shown = material
+    sections = (recipe.data, *(stage.data for stage in recipe.rl_stages))
+    if makes_rows and any(section.max_prompt_tokens for section in sections):
+        shown = without_long_prompts(material, _codec_at_first(material))
+    placement = placed_here(recipe, None, model.max_positions).refuse()
+    memory = _memory(shown, placement, cache, _positions_at_first(shown) if makes_rows else 1, None, {})
+    return replace(material, notes=shown.notes, placement=placement, memory=memory)
 
 
 def pool_sizes(recipe: Recipe) -> dict[str, int]:
@@ -227,11 +250,10 @@ def pool_sizes(recipe: Recipe) -> dict[str, int]:
     return {stage.name: len(_problems(stage, task_of(recipe, stage), heldout)) for stage in recipe.rl_stages}
 
 
-def with_epochs(recipe: Recipe) -> Recipe:
-    """The recipe with epochs converted to steps. Raises DataError if rows cannot be read, ConfigError."""
-    files = {stage.name: stage.sft.rows_file for stage in recipe.sft_stages if stage.epochs}
-    tool = recipe.rollout.tool_name
-    return with_steps(recipe, {n: len(load_conversations(Path(f), tool)) for n, f in files.items() if f})[0]
+def rows_of_epochs(stages: Sequence[SftStage], tool_name: str) -> dict[str, int]:
+    """Rows of the file of each SFT stage that is given in epochs. Raises DataError if they cannot be read."""
+    files = {stage.name: stage.sft.rows_file for stage in stages if stage.epochs}
+    return {name: len(load_conversations(Path(file), tool_name)) for name, file in files.items() if file}
 
 
 def few_problems(stage: RlStage, there: int) -> str | None:
@@ -418,12 +440,12 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
 def first_prompt(material: Material) -> str | None:
     """The first prompt the model will read, markers included: of the first training problem, else of the first to
     evaluate. None without problems, and for a custom environment whose tokenizer does not exist yet."""
-    recipe, codec, parts = material.recipe, material.codec, material.parts
+    codec, parts = material.codec, material.parts
     problem = next(iter(material.questions), None)
-    if problem is None or (codec is None and recipe.rollout.environment is not None):
+    if problem is None or (codec is None and material.recipe.rollout.environment is not None):
         return None
     if codec is None:
-        return text_of(prompt_of(material.template, problem, parts.specs if recipe.has_tools else ()))
+        return text_of(prompt_of(material.template, problem, parts.shown_specs))
     conversation = material.conversation(codec)
     return codec.decode(parts.environment(problem, conversation, UNLIMITED, 0).opening())
 
@@ -439,7 +461,7 @@ def _positions_at_first(material: Material) -> int:
     problems = [*material.questions, *benchmarks]
     if not problems:
         return 1
-    specs = material.parts.specs if recipe.has_tools else ()
+    specs = material.parts.shown_specs
     openings = (prompt_of(material.template, problem, specs) for problem in problems)
     most = longest + max(len(text_of(segments).encode()) for segments in openings)
     if most <= min(model, kv_tokens or model) and recipe.rollout.environment is None:
@@ -466,8 +488,10 @@ def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:
 
 def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
     """The stage's demonstrations, generated now if they come from its task."""
-    found, recipe = material.layouts[stage.name], material.recipe
-    return layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) if found is None else found
+    found = material.layouts[stage.name]
+    if found is not None:
+        return found
+    return layouts_of(material.parts, stage, material.template, None, task_of(material.recipe, stage))
 
 
 def _layouts(
@@ -476,6 +500,7 @@ def _layouts(
     """Each SFT stage's demonstrations, and messages for the user about them."""
     found: dict[str, list[Layout] | None] = {}
     notes: list[str] = []
+    parts = AttemptParts(recipe)
     for stage in recipe.sft_stages:
         if names is not None and stage.name not in names:
             continue
@@ -485,8 +510,8 @@ def _layouts(
             found[stage.name] = None
         else:
             conversations = load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
-            found[stage.name] = layouts_of(recipe, stage, template, conversations, task)
-            notes += _foreign_calls(stage.name, conversations, AttemptParts(recipe).specs)
+            found[stage.name] = layouts_of(parts, stage, template, conversations, task)
+            notes += _foreign_calls(stage.name, conversations, parts.specs)
             if recipe.rl_stages and all(chat.tools is not None for chat in conversations):
                 notes.append(
                     f"stage {stage.name}: its demonstrations have `tools` of their own, so they are written as plain "
@@ -552,21 +577,7 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
     layouts, times, recipe = material.layouts.get(stage.name, ()), 1, material.recipe
     if layouts is None:
         one = stage.model_copy(update={"steps": 1})
-        layouts = layouts_of(recipe, one, material.template, None, task_of(recipe, stage))
+        layouts = layouts_of(material.parts, one, material.template, None, task_of(recipe, stage))
         times = 1 if len(layouts) > stage.sft.batch_rows else stage.steps
     size = BYTES if recipe.model.word_merges else ACROSS_WORDS
     return [1 + len("".join(piece.text for piece in layout).encode()) // size for layout in layouts] * times
-
-
-def _unfit(recipe: Recipe) -> Iterator[str]:
-    """Describes conflicts of the recipe with this machine or with itself."""
-    cluster = recipe.cluster
-    for name in () if recipe.sandbox.urls else recipe.sandbox.preload:
-        # Only the top-level package is looked up: a deeper lookup would import it.
-        if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
-            yield f"sandbox.preload names {name!r}, which is not a module here; install it or remove it"
-    if idle := recipe.idle_learners(cluster.learners):
-        yield f"{idle}; lower cluster.learners"
-    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
-    if started and cluster.learners not in (1, int(started)):
-        yield f"cluster.learners is {cluster.learners} but torchrun started {started} processes; make them equal"

@@ -107,7 +107,7 @@ async def _ask(
             count()
             if any(attempt.stop is Stop.ENVIRONMENT_FAILED for attempt in group.trajectories):
                 return
-            right = _right(group)
+            right = sum(map(is_right, group.trajectories))
         else:
             count()
         found.append(
@@ -139,16 +139,6 @@ def _summary(
 def _unsolved(problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]]) -> list[Problem]:
     solved = {row["id"] for row in rows if row["right"] == row["attempts"]}
     return [problem for problem in problems if problem.id not in solved]
-
-
-def _right(group: Group) -> int:
-    """Number of RIGHT attempts; a failure or a missing verdict does not count as right."""
-    return sum(map(is_right, group.trajectories))
-
-
-def is_solved(group: Group) -> bool:
-    """Every attempt is RIGHT."""
-    return _right(group) == len(group.trajectories)
 
 
 def problems_of_step(pool: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:

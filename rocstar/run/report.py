@@ -16,10 +16,9 @@ from statistics import fmean
 from rocstar.answers.extract import boxed_answer, boxes
 from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
-from rocstar.evaluation.metrics import is_right, summarise
+from rocstar.evaluation.metrics import is_right, is_solved, summarise
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.rollout.carry import RolledStep
-from rocstar.run.pools import is_solved
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Update, Verdict, VersionSpan
 
 DECIDED = (Verdict.RIGHT, Verdict.WRONG)

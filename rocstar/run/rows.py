@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
-from rocstar.config.sections import Recipe, SftStage
+from rocstar.config.sections import SftStage, Stage
 from rocstar.data.sft.format import Chat, Role
 from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
 from rocstar.dialogue.codec import Codec
@@ -29,10 +29,9 @@ Layout = Sequence[Piece]
 
 
 def layouts_of(
-    recipe: Recipe, stage: SftStage, template: Template, conversations: Sequence[Chat] | None, task: Task
+    parts: AttemptParts, stage: SftStage, template: Template, conversations: Sequence[Chat] | None, task: Task
 ) -> list[Layout]:
     """Demonstrations of an SFT stage: the conversations of its file, else its task's own."""
-    parts = AttemptParts(recipe)
     feedback = parts.feedback
     if conversations is None:
         demonstrations = demonstrations_of(task, stage.name, stage.steps * stage.sft.batch_rows)
@@ -84,12 +83,12 @@ def write_sft_rows(path: Path, rows: Sequence[SftRow]) -> None:
     write_parquet(path, pyarrow.Table.from_pydict(columns, schema))
 
 
-def with_steps(recipe: Recipe, rows: Mapping[str, int]) -> tuple[Recipe, list[str]]:
-    """The recipe with epochs converted to steps, and a description of these. rows: numbers by SFT stage, where known.
+def with_steps(stages: Sequence[Stage], rows: Mapping[str, int]) -> tuple[list[Stage], list[str]]:
+    """The stages with epochs converted to steps, and a description of these. rows: numbers by SFT stage, where known.
     The last step is filled from the next epoch, so no row is used less often than requested. Raises ConfigError for a
     warm-up that is longer."""
-    notes, stages = [], []
-    for stage in recipe.stage:
+    notes, counted = [], list[Stage]()
+    for stage in stages:
         if isinstance(stage, SftStage) and stage.epochs and stage.name in rows:
             there, batch = rows[stage.name], stage.sft.batch_rows
             steps = ceil(stage.epochs * there / min(batch, there))
@@ -102,8 +101,8 @@ def with_steps(recipe: Recipe, rows: Mapping[str, int]) -> tuple[Recipe, list[st
                     f"{notes[-1]}, fewer than its sft.warmup_steps {stage.sft.warmup_steps}; lower that or raise epochs"
                 )
             stage = stage.model_copy(update={"steps": steps, "epochs": 0})
-        stages.append(stage)
-    return recipe.model_copy(update={"stage": stages}), notes
+        counted.append(stage)
+    return counted, notes
 
 
 def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> list[SftRow]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rocstar.answers.grade import Grader
 from rocstar.config.sections import Recipe, RlStage, Stage, StageRolloutSection
@@ -24,7 +24,6 @@ from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Learner, Progress
-from rocstar.run.material import Material
 from rocstar.run.meter import Meter
 from rocstar.run.probe import Prober
 from rocstar.run.published import PublishedWeights
@@ -34,6 +33,9 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.support.screen import Screen, plural
 from rocstar.support.watch import Watch
 from rocstar.types import BatchRow, Resampled, Weights
+
+if TYPE_CHECKING:
+    from rocstar.run.material import Material
 
 T = TypeVar("T")
 

@@ -4,9 +4,11 @@ rollout's."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rocstar.cluster.here import started_sandbox
 from rocstar.data.sft.format import Chat
@@ -16,6 +18,7 @@ from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.subject import LocalModel, find_subject, settings_in_force
 from rocstar.protocols import Engine, Environment, ForwardingEngine, Reply, ToolSpec
+from rocstar.record.atomic import plain
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.episode import run_episode
 from rocstar.serving.spec import ModelSpec
@@ -30,6 +33,7 @@ from rocstar.types import (
     problem_id,
     seed_for,
     spans_of,
+    utf8,
 )
 
 PIECE_TOKENS = 8  # tokens between two streamed pieces
@@ -62,6 +66,24 @@ class Ran:
     call: ToolCall
     result: ToolResult
     told: str
+
+    def shown(self) -> str:
+        """For a person to read, in Markdown."""
+        program = self.call.arguments.get("code")
+        language, asked = ("python", program) if isinstance(program, str) else ("", self.call.raw.strip())
+        return utf8(f"```{language}\n{asked}\n```\n```output\n{self.told}\n```\n")
+
+    def as_data(self) -> dict[str, Any]:
+        """For programs to read, without lone surrogates, which a model can write."""
+        fields = {
+            "tool": self.call.tool,
+            "arguments": plain(self.call.arguments),
+            "status": str(self.result.status),
+            "output": self.told,
+            "seconds": round(self.result.run_seconds, 4),
+        }
+        found: dict[str, Any] = json.loads(utf8(json.dumps(fields, ensure_ascii=False)))
+        return found
 
 
 Event = str | Ran | Trajectory

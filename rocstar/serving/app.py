@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,7 +27,6 @@ from starlette.routing import Route
 from rocstar.errors import ConfigError, DataError
 from rocstar.parts.modelfolder import model_name
 from rocstar.protocols import ToolSpec
-from rocstar.record.atomic import plain
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Event, Ran, answered, checked, environment_for, history_ids, opened_agent
@@ -48,7 +46,7 @@ from rocstar.support.listen import (
     url_of,
     while_wanted,
 )
-from rocstar.types import Stop, Trajectory, utf8
+from rocstar.types import Stop, Trajectory
 
 BODY_BYTES = 8 << 20
 END_SECONDS = 1  # for answers under way, once the server is asked to end
@@ -166,8 +164,8 @@ async def _whole(agent: Agent, opened: Sequence[int], events: AsyncIterator[Even
             if isinstance(event, str):
                 content += event
             elif isinstance(event, Ran):
-                thoughts += shown(event)
-                ran.append(as_data(event))
+                thoughts += event.shown()
+                ran.append(event.as_data())
             else:
                 trajectory = event
     assert trajectory is not None
@@ -195,7 +193,7 @@ async def _streamed(
             if isinstance(event, str):
                 yield piece({"content": event})
             elif isinstance(event, Ran):
-                yield piece({"reasoning_content": shown(event)}, rocstar={"call": as_data(event)})
+                yield piece({"reasoning_content": event.shown()}, rocstar={"call": event.as_data()})
             elif event.fault is not None:
                 yield event_of({"error": {"message": event.fault, "type": "server_error", "code": 503}})
             else:
@@ -203,27 +201,6 @@ async def _streamed(
                 if asked.include_usage:
                     yield event_of({**head, "choices": [], "usage": _usage(opened, event)})
     yield "data: [DONE]\n\n"
-
-
-def shown(ran: Ran) -> str:
-    """A call and its result for a person to read, in Markdown."""
-    program = ran.call.arguments.get("code")
-    language, asked = ("python", program) if isinstance(program, str) else ("", ran.call.raw.strip())
-    return utf8(f"```{language}\n{asked}\n```\n```output\n{ran.told}\n```\n")
-
-
-def as_data(ran: Ran) -> dict[str, Any]:
-    """A call and its result for programs to read, without lone surrogates, which a model can write."""
-    call, result = ran.call, ran.result
-    fields = {
-        "tool": call.tool,
-        "arguments": plain(call.arguments),
-        "status": str(result.status),
-        "output": ran.told,
-        "seconds": round(result.run_seconds, 4),
-    }
-    found: dict[str, Any] = json.loads(utf8(json.dumps(fields, ensure_ascii=False)))
-    return found
 
 
 def _finish(trajectory: Trajectory) -> str:

@@ -18,7 +18,6 @@ from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Ran, answered, checked, environment_for, opened_agent
-from rocstar.serving.app import as_data, shown
 from rocstar.serving.requests import refuse_temperature
 from rocstar.serving.spec import ChatSpec
 from rocstar.support.exits import visible
@@ -93,8 +92,8 @@ class _Conversation:
                     reply["text"] += event
                     self._show(event)
                 elif isinstance(event, Ran):
-                    reply["calls"].append(as_data(event))
-                    self._show(f"\n{shown(event)}")
+                    reply["calls"].append(event.as_data())
+                    self._show(f"\n{event.shown()}")
                 else:
                     self._end(reply, event)
 

@@ -1,9 +1,10 @@
-"""Reads the kinds of a model's layers from its config, before weights are loaded. Kinds and keys are transformers'
-names."""
+"""Layers of transformers' models: their kinds, read from a config before weights are loaded, and their sliding windows
+made narrow for a check. Kinds and keys are transformers' names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,18 @@ def refuse_quantised(folder: str | Path, config: Mapping[str, Any]) -> None:
             "(quantization_config in its config.json), which can be neither trained nor run by the torch engine; take "
             "the unquantised model"
         )
+
+
+@contextmanager
+def windows_of(model: Any, positions: int) -> Iterator[None]:
+    """Within this context every sliding window has only `positions` positions, so that a check with short rows shows
+    whether an attention function gets the window; a model may keep it in its config, in its layers or in both."""
+    owners = [model.config, model.config.get_text_config(), *model.modules()]
+    original = [(owner, width) for owner in owners if isinstance(width := getattr(owner, "sliding_window", None), int)]
+    try:
+        for owner, _ in original:
+            owner.sliding_window = positions
+        yield
+    finally:
+        for owner, width in original:
+            owner.sliding_window = width

@@ -30,7 +30,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rocstar.config.origins import ABSENT, of_run
+from rocstar.config.origins import ABSENT, provenances
 from rocstar.config.recipe import resolved_from_json
 from rocstar.errors import ConfigError, DataError, RocstarError
 from rocstar.record.atomic import plain
@@ -184,7 +184,7 @@ def differs(state: AppState, request: Request) -> Any:
     """Settings that are not the defaults: `setting`, `a`, `b`."""
     if (run := state.source(request).run) is None:
         return []
-    given = of_run(resolved_from_json(run.resolved), run.name, (), {})
+    given = provenances(resolved_from_json(run.resolved), (), otherwise=f"run {run.name}")
     return [{"setting": one.key, "a": None if one.default == ABSENT else one.default, "b": one.value} for one in given]
 
 

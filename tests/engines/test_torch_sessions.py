@@ -14,8 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.engines.memory import cache_bytes
-from rocstar.engines.pages import PAGE
+from rocstar.engines.pages import PAGE, cache_bytes
 from rocstar.engines.torch_cache import cache_shape
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, EngineUnavailable

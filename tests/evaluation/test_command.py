@@ -223,8 +223,7 @@ def test_padding_of_an_embedding_is_never_drawn(
 
 def test_a_run_is_evaluated_under_the_limits_of_its_last_rl_stage() -> None:
     from rocstar.config.recipe import recipe_of
-    from rocstar.parts.build import as_evaluated
 
     stage = {"name": "a", "kind": "rl", "steps": 1, "rollout": {"max_response_tokens": 48, "max_turns": 3}}
-    staged = as_evaluated(recipe_of({"rollout": {"max_response_tokens": 20}}, [stage]))
+    staged = recipe_of({"rollout": {"max_response_tokens": 20}}, [stage]).as_evaluated()
     assert (staged.rollout.max_response_tokens, staged.rollout.max_turns) == (48, 3)

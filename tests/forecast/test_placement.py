@@ -23,7 +23,7 @@ from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import VllmServer, VllmSettings, _options
 from rocstar.errors import ConfigError
-from rocstar.forecast.plan import shared_out
+from rocstar.forecast.plan import GPUS, Planner
 from rocstar.parts import placement
 from rocstar.parts.build import named_engines
 from rocstar.parts.memory import moments
@@ -44,6 +44,10 @@ def machines(count: int, each: int = 8) -> Machines:
 def shape_for(recipe: Recipe) -> Shape:
     """Where nobody knows the model, as SmolLM2's folder that is not here, a small one."""
     return shape_of(recipe.model) if recipe.model.path is None or recipe.model.path in PUBLISHED else SMALL
+
+
+def planner(recipe: Recipe, gpus: int) -> Planner:
+    return Planner(recipe=recipe, gpu_name="h100", gpu=GPUS["h100"], gpus=gpus)
 
 
 def check(table: Placement) -> None:
@@ -72,7 +76,7 @@ def test_every_recipe_fits_or_is_refused_in_words(name: str) -> None:
     for gpus, memory in product([1, 2, 4, 8, 16], [24, 80, 141]):
         for share in (False, True):
             try:
-                asked = shared_out(recipe, gpus) if share else recipe
+                asked = planner(recipe, gpus).shared_out() if share else recipe
                 table = place(asked, shape, machines(gpus), memory * GB, positions=recipe.longest_response)
             except ConfigError as error:
                 assert re.search(r"need \d+ GPUs and there are \d|(GPU is|GPUs are) too few", str(error))
@@ -264,7 +268,7 @@ def test_more_learners_than_gpus_are_refused_with_the_numbers() -> None:
 
 def test_two_machines_of_eight_are_counted_as_ray_counts_them() -> None:
     paper = load_recipe(RECIPES / "paper/stage3.toml", ["cluster.learners=8", "engine.vllm.count=4"])
-    wide = shared_out(paper, 12).model_copy(update={"cluster": paper.cluster})
+    wide = planner(paper, 12).shared_out().model_copy(update={"cluster": paper.cluster})
     table = place(wide, shape_of(wide.model), machines(16), 141 * GB, positions=20480)
     check(table)
     assert {process.machine for process in table.learners} == {"m0"} != {process.machine for process in table.servers}
@@ -298,7 +302,7 @@ def test_a_server_over_more_gpus_than_a_machine_has_is_refused_at_once(gpus: int
     with pytest.raises(ConfigError, match=told):
         place(wide, SMALL, machines(gpus), 80 * GB)
     with pytest.raises(ConfigError, match=told):
-        shared_out(wide, gpus)
+        planner(wide, gpus).shared_out()
 
 
 def test_weights_that_fill_a_gpu_are_told_and_not_a_cache_of_no_tokens() -> None:

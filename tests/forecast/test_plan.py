@@ -12,19 +12,15 @@ import pytest
 
 from rocstar.cli.main import run
 from rocstar.config.recipe import load_recipe
-from rocstar.config.sections import ModelSection
+from rocstar.config.sections import ModelSection, Recipe
 from rocstar.errors import ConfigError
 from rocstar.forecast import plan as forecast
 from rocstar.forecast.plan import (
     GPUS,
     Assumptions,
     GpuPlan,
-    as_planned,
+    Planner,
     gpu_named,
-    make_plan,
-    planned_placement,
-    shared_out,
-    weighed_plan,
 )
 from rocstar.forecast.workload import synthetic_workload, with_mean
 from rocstar.parts.memory import host_memory, refuse_here
@@ -35,8 +31,12 @@ RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SMALL = ("rollout.problems_per_step=8", "rollout.attempts_per_problem=4", "resample.keep=4")
 
 
+def planner(recipe: Recipe, gpu: str, gpus: int) -> Planner:
+    return Planner(recipe=recipe, gpu_name=gpu, gpu=GPUS[gpu], gpus=gpus)
+
+
 def plan(name: str, gpu: str, gpus: int, *settings: str, **assumed: float) -> GpuPlan:
-    return make_plan(load_recipe(RECIPES / name, settings), gpu, GPUS[gpu], gpus, replace(Assumptions(), **assumed))
+    return planner(load_recipe(RECIPES / name, settings), gpu, gpus).plan(replace(Assumptions(), **assumed))
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,16 @@ def test_a_model_whose_layers_have_widths_of_their_own_is_refused(tmp_path: Path
 
 def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     paper, alone = load_recipe(RECIPES / "paper/stage3.toml"), load_recipe(RECIPES / "quickstart.toml")
-    made = [shared_out(paper, gpus) for gpus in (64, 8, 2)]
+    made = [planner(paper, "h100", gpus).shared_out() for gpus in (64, 8, 2)]
     assert [(one.engine[0].count, one.cluster.learners) for one in made] == [(32, 32), (4, 4), (1, 1)]
-    assert shared_out(alone, 8).cluster.learners == 8
+    assert planner(alone, "h100", 8).shared_out().cluster.learners == 8
     with pytest.raises(ConfigError, match=r"^1 GPU is too few: at least 2 are needed for a learner"):
-        shared_out(paper, 1)
+        planner(paper, "h100", 1).shared_out()
     wide = load_recipe(RECIPES / "paper/stage3.toml", ["engine.vllm.tensor_parallel=8"])
     with pytest.raises(ConfigError, match=r"^8 GPUs are too few: at least 9 .* or set cluster.colocate$"):
-        shared_out(wide, 8)
+        planner(wide, "h100", 8).shared_out()
     with pytest.raises(ConfigError, match=r"take more, or leave \[\[engine\]\] out$"):
-        shared_out(wide, 7)
+        planner(wide, "h100", 7).shared_out()
 
 
 @pytest.mark.parametrize("settings", [("cluster.learners=8", "engine.vllm.count=8"), ("cluster.learners=8",), ()])
@@ -101,7 +101,7 @@ def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
 def test_a_plan_takes_turns_where_training_does(settings: tuple[str, ...], more: tuple[str, ...], gpus: int) -> None:
     """The documented recipe of eight learners and eight servers was planned as four and four without turns."""
     recipe = load_recipe(RECIPES / "7b-8gpu.toml", [*settings, *more])
-    planned = planned_placement(recipe, "h200", GPUS["h200"], gpus)
+    planned = planner(recipe, "h200", gpus).placement()
     turns = not more and gpus == recipe.cluster.learners
     assert planned.colocate == turns
     assert len(planned.learners) + len(planned.engines) == gpus * (1 + turns)
@@ -120,7 +120,7 @@ def test_the_papers_run_fits_its_gpus_and_takes_days_not_hours_or_months() -> No
 
 def test_what_matters_most_to_a_plan_is_how_long_answers_are() -> None:
     recipe = load_recipe(RECIPES / "7b-8gpu.toml", SMALL)
-    made = weighed_plan(recipe, "h100", GPUS["h100"], 8, Assumptions())
+    made = planner(recipe, "h100", 8).weighed(Assumptions())
     assert max(made.matters.values()) == made.matters["length_share"] > 1
 
 
@@ -203,7 +203,7 @@ def test_a_plan_says_which_settings_train_as_planned(
         assert (f"to train as planned: {said}\n" in told) if said else "to train as planned" not in told
     keys = [setting for setting in settings if "=" in setting]
     trained = load_recipe(RECIPES / "7b-8gpu.toml", [*SMALL, *keys, *(said or "").split()])
-    assert as_planned(trained, 16 if "16" in settings else 8) is None
+    assert planner(trained, "h100", 16 if "16" in settings else 8).differences() is None
 
 
 def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:

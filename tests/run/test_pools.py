@@ -16,9 +16,10 @@ pytest.importorskip("torch")
 
 from rocstar.config.sections import DataSection, StageRolloutSection
 from rocstar.errors import DataError, RunHalted
+from rocstar.evaluation.metrics import is_solved
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import AttemptRecord, write_attempts
-from rocstar.run.pools import is_solved, problems_of_step, refilled, stage_pool
+from rocstar.run.pools import problems_of_step, refilled, stage_pool
 from rocstar.types import Group, Problem, Sampling, Trajectory, Verdict, VersionSpan
 from tests.record.examples import recipe, run, trajectory
 

@@ -19,7 +19,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError
 from rocstar.serving import app
 from rocstar.serving.agent import Ran
-from rocstar.serving.app import Agent, app_of, shown
+from rocstar.serving.app import Agent, app_of
 from rocstar.serving.spec import ServeSpec
 from rocstar.types import Status, ToolCall, ToolResult
 from tests.rollout.examples import ANSWER, CODEC, QUESTION, TEMPLATE, program, roller
@@ -65,7 +65,7 @@ async def test_a_client_that_goes_amid_its_request_is_no_error_of_the_server() -
 def test_a_call_that_is_no_program_is_not_shown_as_python() -> None:
     call = ToolCall(id="call_0", tool="grams_in", arguments={"unit": "blem"}, raw='\n{"name": "grams_in"}\n')
     ran = Ran(call=call, result=ToolResult(call_id="call_0", status=Status.OK), told="7")
-    assert shown(ran) == '```\n{"name": "grams_in"}\n```\n```output\n7\n```\n'
+    assert ran.shown() == '```\n{"name": "grams_in"}\n```\n```output\n7\n```\n'
 
 
 async def test_a_stream_says_the_same_piece_by_piece() -> None:

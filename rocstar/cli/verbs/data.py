@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rocstar.data.pool.datasheet import Datasheet
     from rocstar.data.pool.overlap import BenchmarkQuestion
     from rocstar.data.pool.rules import Check
+    from rocstar.parts.build import AttemptParts
 
 BAR_COLUMNS = 40
 SELDOM = ("reordered", "held_out", "asked_again")
@@ -100,6 +101,7 @@ def check_problems(
     from rocstar.answers.extract import boxed_answer
     from rocstar.data.pool.check import check_file
     from rocstar.data.problems import columns_of
+    from rocstar.parts.build import AttemptParts
     from rocstar.run.material import task_of
 
     options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
@@ -115,7 +117,7 @@ def check_problems(
             file,
             lambda row, where: columns_of(row, where, asked, columns.answer),
             verify,
-            _wording(chosen, tokenizer),
+            _wording(AttemptParts(chosen), tokenizer),
             _benchmarks(against or []),
             held_out,
         )
@@ -176,21 +178,19 @@ def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
         yield from benchmark_questions(Datasheet(config=config, rules=[]))
 
 
-def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
+def _wording(parts: AttemptParts, tokenizer: Path | None) -> Wording:
     from rocstar.data.pool.check import Wording
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.segments import text_of
     from rocstar.dialogue.template import ChatMl, prompt_of
-    from rocstar.parts.build import AttemptParts
     from rocstar.parts.modelfolder import find_model
 
-    folder = None if recipe.model.path is None else find_model(recipe.model.path)
-    parts = AttemptParts(recipe)
+    path = parts.recipe.model.path
+    folder = None if path is None else find_model(path)
     chosen, counted = parts.template(folder), tokenizer or folder
-    specs = parts.specs if recipe.has_tools else ()
     codec = Codec.load(counted) if counted else None
     return Wording(
-        render=lambda problem: text_of(prompt_of(chosen, problem, specs)),
+        render=lambda problem: text_of(prompt_of(chosen, problem, parts.shown_specs)),
         markers=codec.added_tokens if codec else chosen.markers if isinstance(chosen, ChatMl) else (),
         length=(lambda prompt: len(codec.encode(prompt))) if codec else len,
         unit="characters" if counted is None else "tokens",

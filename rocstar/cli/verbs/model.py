@@ -77,9 +77,9 @@ def add_tokens(
 
     Example: rocstar model add-tokens ~/models/Llama-3.2-1B models/llama-chatml"""
     from rocstar.dialogue.template import START, STOP
-    from rocstar.parts import tokens
+    from rocstar.parts import modelfolder
 
-    _told(tokens.add_tokens(model, folder, token or [START, STOP]))
+    _told(modelfolder.add_tokens(model, folder, token or [START, STOP]))
 
 
 def _told(folder: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,7 +41,7 @@ def plan(
 
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.config.recipe import load_recipe
-    from rocstar.forecast.plan import Assumptions, as_planned, gpu_named, planned_placement, weighed_plan
+    from rocstar.forecast.plan import Assumptions, Planner, gpu_named
 
     if gpu is None:
         gpu = ASSUMED
@@ -64,9 +63,10 @@ def plan(
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    made = None if placement else weighed_plan(_within_pools(loaded), gpu, spec, gpus, assumed)
-    table = made.placement if made else planned_placement(loaded, gpu, spec, gpus)
-    if table.processes and (note := as_planned(loaded, gpus)):
+    planner = Planner(recipe=loaded, gpu_name=gpu, gpu=spec, gpus=gpus)
+    made = None if placement else replace(planner, recipe=_within_pools(loaded)).weighed(assumed)
+    table = made.placement if made else planner.placement()
+    if table.processes and (note := planner.differences()):
         print(note, file=sys.stderr)
     if as_json:
         print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)} if made else asdict(table))
@@ -74,23 +74,21 @@ def plan(
         _print(made)
     elif table.processes:
         print("\n\n".join((table.table(), *table.notes())))
-    _refuse(table.refusals, shown=not as_json)
-
-
-def _refuse(refusals: Sequence[str], *, shown: bool) -> None:
-    for refusal in refusals if shown else ():
+    for refusal in () if as_json else table.refusals:
         print(f"\ndoes not fit: {refusal}")
-    if refusals:
+    if table.refusals:
         raise typer.Exit(THRESHOLD_MISSED)
 
 
 def _within_pools(recipe: Recipe) -> Recipe:
     """The recipe with no more problems a step than there are; with its own number where they cannot be read yet."""
     from rocstar.errors import ConfigError, DataError
-    from rocstar.run.material import few_problems, pool_sizes, with_epochs
+    from rocstar.run.material import few_problems, pool_sizes, rows_of_epochs
+    from rocstar.run.rows import with_steps
 
     try:
-        recipe = with_epochs(recipe)
+        counted, _ = with_steps(recipe.stage, rows_of_epochs(recipe.sft_stages, recipe.rollout.tool_name))
+        recipe = recipe.model_copy(update={"stage": counted})
     except (ConfigError, DataError) as error:
         print(f"the steps of epochs are not planned: {str(error).rstrip('.')}", file=sys.stderr)
     try:
@@ -129,7 +127,9 @@ def _print(made: GpuPlan) -> None:
             f"{stage.name:10}{stage.steps:7}{stage.tokens / 1e6:10.2f}{stage.rollout_seconds:11.1f}"
             f"{stage.learning_seconds:12.1f}{stage.calls:9,.0f}{stage.cores:7.0f}{stage.hours:9.{digits}f}"
         )
-    print(f"\n{_duration(made.hours)}; most of it goes into {made.limit}")
+    hours = made.hours
+    lasts = f"{hours:,.1f} hours ({hours / 24:.1f} days)" if hours >= 1 else f"{hours * 60:.1f} minutes"
+    print(f"\n{lasts}; most of it goes into {made.limit}")
     print(f"disk: {made.disk_bytes_a_day / 1e9:,.0f} GB in a day of the longest stage")
     changes = ", ".join(f"{name} {factor - 1:+.0%}" for name, factor in made.matters.items())
     print(f"hours when an assumption is a quarter larger: {changes}")
@@ -141,7 +141,3 @@ def _count(number: float) -> str:
         if number >= size:
             return f"{number / size:.2f}{letter}"
     return f"{number:.0f}"
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:,.1f} hours ({hours / 24:.1f} days)" if hours >= 1 else f"{hours * 60:.1f} minutes"

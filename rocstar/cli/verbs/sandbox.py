@@ -89,7 +89,25 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """What a service says of itself."""
-    _print(_status(url, _token(token_file)), as_json)
+    import urllib.error
+    import urllib.request
+
+    from rocstar.sandbox.call import SandboxDown
+
+    if not url.startswith("http://"):
+        raise ConfigError(f"{url!r} is no address of a service; write http://host:port")
+    token = _token(token_file)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/v1/status", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=STATUS_SECONDS) as answer:
+            found = json.load(answer)
+    except (OSError, ValueError) as error:
+        hint = "; set ROCSTAR_SANDBOX_TOKEN to its token" if getattr(error, "code", 0) == 401 else ""
+        raise SandboxDown(f"no sandbox service answers at {url} ({error}){hint}") from error
+    if not isinstance(found, dict):
+        raise SandboxDown(f"what answers at {url} is no sandbox service")
+    _print(found, as_json)
 
 
 @app.command()
@@ -181,27 +199,6 @@ def _sandbox(url: str | None, token_file: Path | None, min_isolation: str) -> Sa
         return SandboxClient.start(slots=1, preload=(), min_isolation=min_isolation)
     need("sandbox")
     return SandboxClient.connect([url], token=_token(token_file), min_isolation=min_isolation)
-
-
-def _status(url: str, token: str) -> dict[str, Any]:
-    import urllib.error
-    import urllib.request
-
-    from rocstar.sandbox.call import SandboxDown
-
-    if not url.startswith("http://"):
-        raise ConfigError(f"{url!r} is no address of a service; write http://host:port")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/v1/status", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=STATUS_SECONDS) as answer:
-            found = json.load(answer)
-    except (OSError, ValueError) as error:
-        hint = "; set ROCSTAR_SANDBOX_TOKEN to its token" if getattr(error, "code", 0) == 401 else ""
-        raise SandboxDown(f"no sandbox service answers at {url} ({error}){hint}") from error
-    if not isinstance(found, dict):
-        raise SandboxDown(f"what answers at {url} is no sandbox service")
-    return found
 
 
 def _token(file: Path | None) -> str:

@@ -12,6 +12,7 @@ from rocstar.support.exits import FAILED, OK
 
 if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
+    from rocstar.parts.build import AttemptParts
     from rocstar.protocols import Tool
     from rocstar.types import ToolCall
 
@@ -40,10 +41,12 @@ def try_out(
     import asyncio
     import json
 
+    from rocstar.parts.build import AttemptParts
+
     given = calls or []
     settings = [text for text in given if not text.lstrip().startswith("{") and "=" in text]
     asked = [line for text in given if text not in settings for line in _calls_in(text)]
-    specs, answers = asyncio.run(_tried(_recipe(name, settings), name, asked))
+    specs, answers = asyncio.run(_tried(AttemptParts(_recipe(name, settings)), name, asked))
     if as_json:
         print_json({"tools": specs, "calls": answers})
     else:
@@ -76,18 +79,16 @@ def _recipe(name: str, settings: list[str]) -> Recipe:
     return changed(Recipe(), [f"sandbox.tools={[name]!r}", *settings], {})
 
 
-async def _tried(recipe: Recipe, name: str, asked: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+async def _tried(parts: AttemptParts, name: str, asked: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The tools' schemas, and what came of each call. Raises ConfigError, Unavailable."""
     from contextlib import nullcontext
 
     from rocstar.cluster.here import started_sandbox
     from rocstar.dialogue.template import tool_schema
-    from rocstar.parts.build import AttemptParts
     from rocstar.tools.choose import BUILT_IN
 
     runs_programs = name in BUILT_IN and asked
-    with started_sandbox(recipe.sandbox) if runs_programs else nullcontext() as sandbox:
-        parts = AttemptParts(recipe)
+    with started_sandbox(parts.recipe.sandbox) if runs_programs else nullcontext() as sandbox:
         tools = parts.tools(sandbox)
         own, answers = tools.own(), []
         named: dict[str, Tool] = {tool.spec.name: tool for tool in (*own, *tools.shared)}

@@ -249,6 +249,6 @@ def _publish(sheet: Datasheet, work: Path, out: Path) -> None:
     for name in (POOL_FILE, DROPPED_FILE):
         with (work / name).open("rb") as file:
             sheet.outputs[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    (work / SHEET).write_bytes(sheet.json_bytes())
+    (work / SHEET).write_text(json.dumps(sheet.as_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for name in (POOL_FILE, DROPPED_FILE, SHEET):
         os.replace(work / name, out / name)

@@ -85,9 +85,6 @@ class Datasheet:
             "config": config,
         }
 
-    def json_bytes(self) -> bytes:
-        return (json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n").encode()
-
 
 def row_of(values: Mapping[str, Any]) -> bytes:
     """One JSONL line; equal values give equal bytes."""

@@ -27,7 +27,7 @@ from rocstar.data.sft.format import (
     tool_spec,
     tools_of,
 )
-from rocstar.dialogue.calls import CLOSE, HERMES, OPEN
+from rocstar.dialogue.calls import CLOSE, HERMES, OPEN, as_text
 from rocstar.protocols import ToolSpec
 
 Row = Mapping[str, Any]
@@ -100,10 +100,6 @@ def _json_at(text: str, place: int, field: str) -> tuple[Any, int]:
         return json.JSONDecoder().raw_decode(text, place)
     except (ValueError, RecursionError) as error:
         raise Refused(Refusal.TOOLS, field, f"is not JSON: {error}") from None
-
-
-def as_text(result: Any) -> str:
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 # Instruction and chat sets. Rows without a response are kept open: they end with the user, and only the rewriting step

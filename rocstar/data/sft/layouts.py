@@ -21,7 +21,6 @@ from rocstar.data.sft.dialogues import (
     Row,
     RowReader,
     Turns,
-    as_text,
     list_of,
     mapping_of,
     speaker_of,
@@ -38,6 +37,7 @@ from rocstar.data.sft.format import (
     from_columns,
     tool_spec,
 )
+from rocstar.dialogue.calls import as_text
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec
 from rocstar.types import seed_for
