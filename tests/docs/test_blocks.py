@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,15 @@ COMMANDS = [(block, command) for block in BLOCKS if block.language == "sh" for c
 RUN = list(dict.fromkeys(command for block, command in COMMANDS if block.need(command) is None))
 SERVERS = ("serve", "sandbox serve", "view")
 """Verbs that go on until Ctrl-C."""
+
+
+def tally() -> str:
+    """How many commands and blocks of Python are run, and how many are only parsed, by what they need."""
+    needs = [block.need(command) for block, command in COMMANDS]
+    needs += [block.need() for block in BLOCKS if block.language == "python"]
+    by_reason = Counter(need for need in needs if need)
+    parsed = ", ".join(f"{reason} {count}" for reason, count in by_reason.most_common())
+    return f"{needs.count(None)} commands and Python blocks are run; {by_reason.total()} parsed only: {parsed}"
 
 
 def of(language: str) -> list[object]:
