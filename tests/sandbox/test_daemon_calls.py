@@ -401,13 +401,19 @@ async def test_a_first_slot_that_dies_before_it_is_probed_is_told_in_words() -> 
 
 
 @pytest.mark.parametrize("plan", [plans.CONFINED.name, plans.PROCESS.name])
-def test_what_a_program_forked_ends_with_the_daemon_that_is_closed_without_namespaces_or_groups(plan: str) -> None:
+@pytest.mark.parametrize("terminated", [False, True], ids=["closed", "SIGTERM"])
+def test_what_a_program_forked_ends_with_the_daemon_that_is_ended_without_namespaces_or_groups(
+    plan: str, terminated: bool
+) -> None:
     with daemon_of(plan, groups=False) as daemon:
         for _ in range(2):
             daemon.begin("import os, time\nfor _ in range(3):\n    if not os.fork(): os.setsid(); time.sleep(600)")
         assert eventually(lambda: len(daemon.below()) >= 12)
         family = daemon.below()
-    assert eventually(lambda: all(map(ended, family)))
+        if terminated:
+            daemon.process.terminate()
+            daemon.process.wait(60)
+    assert eventually(lambda: all(map(ended, family))) and glob.glob(f"{daemon.workdirs}*") == []
 
 
 def test_as_many_programs_run_at_once_as_there_are_slots_and_no_two_share_a_user() -> None:
