@@ -80,7 +80,7 @@ def test_a_call_waits_no_longer_than_its_patience(daemon: Daemon) -> None:
     assert (response.outcome, response.isolation) == ("overloaded", "")
     assert "patience of 0.2 seconds" in response.message
     daemon.cancel(first)
-    assert daemon.run("1", patience_seconds=0.2).value == "1"
+    assert daemon.run("import time\ntime.sleep(0.5)\n1", patience_seconds=0.2).value == "1", "it did not wait"
 
 
 def test_a_full_queue_says_so_at_once() -> None:
@@ -295,6 +295,8 @@ def test_no_secret_of_its_environment_reaches_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_signals_of_the_terminal_do_not_end_it(daemon: Daemon) -> None:
+    for pid in (daemon.process.pid, *(zygote.pid for zygote in daemon.zygotes())):
+        assert os.getsid(pid) == pid, "those of the terminal's or the trainer's process group reach it"
     os.kill(daemon.process.pid, signal.SIGINT)
     assert daemon.run("1").value == "1"
 
