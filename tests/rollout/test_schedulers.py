@@ -194,6 +194,16 @@ def test_a_newcomer_waits_where_the_expected_peak_does_not_fit() -> None:
     assert 1 < len(ours.assign({"engine0": FREE}, 0.0)) < 10
 
 
+def test_a_small_newcomer_is_admitted_where_the_large_ones_that_did_not_fit_have_gone() -> None:
+    ours, engines = asked_of(20), {"engine0": FREE}
+    served = dict(ours.assign(engines, 0.0))
+    for session in (f"{number}" for number in range(20)):
+        if f"{session}/0" not in served:
+            ours.close(session, 1.0)
+    ours.ask(ask("small", group="small", tokens=1, prompt=1, limit=1), 2.0)
+    assert [request for request, _ in ours.assign(engines, 2.0)] == ["small/0"]
+
+
 def test_newcomers_with_more_work_than_those_before_them_are_admitted_at_once_where_there_is_room() -> None:
     ours, engines = KvScheduler(), {"engine0": replace(FREE, capacity_tokens=1_000_000)}
     for wave, limit in enumerate((40, 4000)):
