@@ -85,6 +85,8 @@ _THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|textstyle|limits|noli
 _NO_GAP = re.compile(r"(?<=[\d,.}])\s*\\!\s*(?=\d)")
 _DIGITS = re.compile(r"(?<![\d.])\d{1,3}(?:\\[,;:]\s*\d{3})+(?!\d|\\[,;:]\s*\d)|\.\d+(?:\\[,;:]\s*\d+)+")
 _PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*(?:\d+(?:/\d+)?|\\frac\{\d+\}\{\d+\})\s*\))")  # no mixed number
+_DIGIT = re.compile("[1-9]")
+_STATEMENTS = re.compile(r"\([1-9]\)(?:\s*\([1-9]\))+")
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
 _GLUED = re.compile(
@@ -173,6 +175,8 @@ def clean(text: str) -> str:
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))
     text = _clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text).strip()
+    if _STATEMENTS.fullmatch(text) and (numbers := _DIGIT.findall(text)) == sorted(set(numbers)):
+        return ",".join(f"({number})" for number in numbers)  # those that hold, not their product
     return _PRODUCT.sub(r"\1\\cdot ", _ABSOLUTE.sub(r"-\3 \2 \1 \2 \3", text))
 
 

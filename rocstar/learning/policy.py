@@ -122,6 +122,8 @@ class Policy:
         for module in self.model.eval().modules():
             if self.recomputes and isinstance(module, GradientCheckpointingLayer):
                 module.training = True
+                shares = [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
+                vars(module).update(dict.fromkeys(shares, 0.0))
 
     @classmethod
     def on_rank(cls, ranks: Ranks, members: Mapping[str, Any], section: ModelSection) -> Policy:

@@ -372,8 +372,9 @@ def shard(
     """A model over all ranks with the weights of rank 0's `model`; other ranks pass None and never hold the whole
     model. adapt: a change already made to `model`.
 
-    Layers are gathered one by one, in the dtype of the pass. Embeddings, and all norms in fp32, stay gathered between
-    forward and backward. The LM head is excluded: `Policy.head` gathers it once for all chunks of an update."""
+    Layers are gathered one by one, in the dtype of the pass. Embeddings stay gathered between forward and backward, and
+    so, in fp32, do norms and position embeddings. The LM head is excluded: `Policy.head` gathers it once for all chunks
+    of an update."""
     from transformers import AutoModelForCausalLM
 
     given = None if ranks.rank else (model.config, model.generation_config, model.config._attn_implementation)
@@ -395,9 +396,12 @@ def shard(
         "offload_policy": CPUOffloadPolicy() if ranks.offload and device.type == "cuda" else OffloadPolicy(),
     }
     leaves = [(module, list(module.parameters())) for module in empty.modules() if not list(module.children())]
-    if norms := [module for module, own in leaves if own and all(each.ndim == 1 for each in own)]:
+    tokens = empty.get_input_embeddings()
+    positions = [module for module, _ in leaves if isinstance(module, torch.nn.Embedding) and module is not tokens]
+    norms = [module for module, own in leaves if own and all(each.ndim == 1 for each in own)]
+    if positions or norms:
         exact = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-        fully_shard(norms, **{**settings, "mp_policy": exact}, reshard_after_forward=False)
+        fully_shard([*positions, *norms], **{**settings, "mp_policy": exact}, reshard_after_forward=False)
     layers = set(empty._no_split_modules or ())
     for module in empty.modules():
         if type(module).__name__ in layers:

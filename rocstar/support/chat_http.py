@@ -18,8 +18,8 @@ FIRST_WAIT_SECONDS = 1.0  # doubles with each try: 31 s in all before the sixth
 LONGEST_WAIT_SECONDS = 120.0  # a server that asks for more is not waited for so long
 CONNECT_SECONDS = 20.0
 AGAIN = (408, 409, 429)
-BROKEN_OFF = ("abort", "error")
-"""Reasons for the end of an answer that vLLM and SGLang give where they stopped before the model did."""
+BROKEN_OFF = ("abort", "error", "insufficient_system_resource")
+"""Reasons for the end of an answer that vLLM, SGLang and DeepSeek give where they stopped before the model did."""
 
 Sleep = Callable[[float], Awaitable[None]]
 T = TypeVar("T")

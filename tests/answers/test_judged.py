@@ -42,6 +42,7 @@ SECOND_AND_FOURTH: Judged = [
         ("8", "2n=8"), ("8", "n+1=8"), ("25", "12\\times2=25"), ("9", "8=9"), ("8", "x\\le8"), ("8", "8\\ne9"),
         ("2011!", "2011!+C"), ("10^{30}", "10^{30}+x"), ("e^{100}", "e^{100}+1"),
         ("p\\lor q", "p\\land q"), ("x<2\\text{ or }x>5", "x<2\\text{ and }x>5"), ("(2,5)", "x>2\\text{ or }x<5"),
+        ("(1)(2)(4)", "(2)(4)"), ("(1)(4)", "(2)(3)"), ("(1)(4)", "4"),  # statements that hold
         ("12", "2(10)"), ("11/4", "2(3/4)"), ("\\lvert x\\rvert<1", "-1\\le x\\le1"), ("|x|<1", "\\lvert y\\rvert<1"),
         ("18\\text{ square units}", "18\\text{ cubic units}"), ("12\\text{ units}", "12\\text{ units}^2"),
         ("20\\%", "20\\text{‰}"), ("\\{1,2\\}", "\\{1,2,\\ldots\\}"), ("8", "8\\ldots"), ("23322_4", "23322_2"),
@@ -63,6 +64,7 @@ SECOND_AND_FOURTH: Judged = [
             "\\lvert x\\rvert", "\\left|x\\right|", "\\vert x\\vert", "\\left\\lvert x\\right\\rvert",
         )),
         ("-1<x<1", "|x|\\lt1"), ("\\lvert x\\rvert\\le1", "-1\\le x\\le1"),
+        ("(1)(2)(4)", "(1) (2) (4)"), ("(1)(2)(4)", "(1), (2), (4)"),
         ("20", "2(10)"), ("20", "(2)(10)"), ("20", "2\\left(10\\right)"), ("\\frac32", "2(3/4)"), ("24", "2(3)(4)"),
         ("8\\text{ ohms}", "8\\ \\Omega"), ("\\pounds 30", "30"), ("\\text{€}12", "12\\text{ EUR}"),
         ("\\$10\\text{ per hour}", "10\\text{ dollars/hour}"),

@@ -17,7 +17,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2109, 17),
     "agents": (1140, 6),
     "analysis": (1783, 10),
-    "answers": (3503, 18),
+    "answers": (3507, 18),
     "cli": (3336, 23),
     "cluster": (846, 8),
     "config": (2201, 11),
@@ -28,13 +28,13 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (3462, 21),
     "faults": (658, 4),
     "forecast": (1995, 9),
-    "learning": (3445, 19),
+    "learning": (3451, 19),
     "parts": (1739, 9),
     "protocols": (284, 1),
     "record": (2970, 17),
     "rollout": (1830, 12),
     "run": (4639, 24),
-    "sandbox": (8653, 47),
+    "sandbox": (8654, 47),
     "serving": (762, 6),
     "support": (2096, 16),
     "tools": (957, 7),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 25
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_729}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_759}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,6 +177,16 @@ def test_no_connection_at_all_is_a_fault(tmp_path: Path) -> None:
         pass
     with pytest.raises(EngineUnavailable, match="ConnectError"):
         rewrite(tmp_path, endpoint.url, [asked("a")], ["response"])
+
+
+def test_an_answer_that_was_broken_off_and_kept_is_asked_for_again(tmp_path: Path) -> None:
+    """Versions that kept it refused its row in each later build."""
+    with served(lambda body: text("new")) as endpoint:
+        rewrite(tmp_path, endpoint.url, [asked("a")], ["response"])
+        with sqlite3.connect(tmp_path / "cache.sqlite") as base:
+            base.execute("UPDATE answers SET answer = ?", ('{"text": "cut o", "finish": "abort"}',))
+        (row,) = rewrite(tmp_path, endpoint.url, [asked("a")], ["response"])
+    assert row["messages"][1]["content"] == "new" and len(endpoint.bodies) == 2
 
 
 def test_another_file_in_the_caches_place_is_told(tmp_path: Path) -> None:

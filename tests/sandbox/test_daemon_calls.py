@@ -80,7 +80,7 @@ def test_a_call_waits_no_longer_than_its_patience(daemon: Daemon) -> None:
     assert (response.outcome, response.isolation) == ("overloaded", "")
     assert "patience of 0.2 seconds" in response.message
     daemon.cancel(first)
-    assert daemon.run("1", patience_seconds=0.2).value == "1"
+    assert daemon.run("import time\ntime.sleep(0.5)\n1", patience_seconds=0.2).value == "1", "it did not wait"
 
 
 def test_a_full_queue_says_so_at_once() -> None:
@@ -295,6 +295,8 @@ def test_no_secret_of_its_environment_reaches_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_signals_of_the_terminal_do_not_end_it(daemon: Daemon) -> None:
+    for pid in (daemon.process.pid, *(zygote.pid for zygote in daemon.zygotes())):
+        assert os.getsid(pid) == pid, "those of the terminal's or the trainer's process group reach it"
     os.kill(daemon.process.pid, signal.SIGINT)
     assert daemon.run("1").value == "1"
 
@@ -401,13 +403,19 @@ async def test_a_first_slot_that_dies_before_it_is_probed_is_told_in_words() -> 
 
 
 @pytest.mark.parametrize("plan", [plans.CONFINED.name, plans.PROCESS.name])
-def test_what_a_program_forked_ends_with_the_daemon_that_is_closed_without_namespaces_or_groups(plan: str) -> None:
+@pytest.mark.parametrize("terminated", [False, True], ids=["closed", "SIGTERM"])
+def test_what_a_program_forked_ends_with_the_daemon_that_is_ended_without_namespaces_or_groups(
+    plan: str, terminated: bool
+) -> None:
     with daemon_of(plan, groups=False) as daemon:
         for _ in range(2):
             daemon.begin("import os, time\nfor _ in range(3):\n    if not os.fork(): os.setsid(); time.sleep(600)")
         assert eventually(lambda: len(daemon.below()) >= 12)
         family = daemon.below()
-    assert eventually(lambda: all(map(ended, family)))
+        if terminated:
+            daemon.process.terminate()
+            daemon.process.wait(60)
+    assert eventually(lambda: all(map(ended, family))) and glob.glob(f"{daemon.workdirs}*") == []
 
 
 def test_as_many_programs_run_at_once_as_there_are_slots_and_no_two_share_a_user() -> None:

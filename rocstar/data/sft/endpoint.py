@@ -94,7 +94,7 @@ class ChatEndpoint:
         # Equal requests wait for one another, so that one answer serves all of them, now and in later builds.
         async with self._alone.setdefault(key, asyncio.Lock()):
             choice = self.cache.get(key)
-            if choice is None:
+            if choice is None or choice["finish"] in BROKEN_OFF:  # which earlier versions kept
                 async with self.http.free:
                     choice = await self.http.post(request, self._read)
                 self.cache.put(key, choice)

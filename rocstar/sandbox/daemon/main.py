@@ -115,6 +115,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
         await loop.sock_sendall(client, wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
         return
     queue = Queue(settings, info, pools)
+    loop.add_signal_handler(signal.SIGTERM, queue.gone.set)  # a scheduler sends it to all processes of a job
     with suppress(ProcessLookupError):  # it has ended, which its connection reports too
         loop.add_reader(os.pidfd_open(parent), queue.gone.set)
     gc.freeze()
