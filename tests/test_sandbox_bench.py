@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -24,6 +25,8 @@ from rocstar.cli.main import app
 from rocstar.cli.verbs.sandbox import _asked
 from rocstar.data.rows import read_rows
 from rocstar.errors import Unavailable
+from rocstar.sandbox.call import DaemonSettings
+from rocstar.sandbox.client import client
 from tests.sandbox.driver import eventually
 
 QUICK = [program for program in KNOWN if program.seconds == 5.0 and "1 s" not in program.name]
@@ -210,6 +213,13 @@ def test_a_service_that_cannot_be_asked_is_found_out_before_any_is_measured(monk
         asyncio.run(
             compared(["python", "code-judge:http://127.0.0.1:9"], [], [], token="", attacks=False, calls=10, slots=1)
         )
+
+
+async def test_a_sandbox_below_l3_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a default container nothing of ours could be: `lower min_isolation`, which no option of the verb does."""
+    monkeypatch.setattr(client, "DaemonSettings", partial(DaemonSettings, skip_plans=2))
+    async with opened("here", "", 1) as runs:
+        assert (await runs(KNOWN[0])).ends == "ok"
 
 
 def test_every_known_end_is_told_by_our_sandbox_in_json() -> None:

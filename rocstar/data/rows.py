@@ -159,7 +159,7 @@ def _json_list(file: Path) -> Iterator[tuple[int, Any]]:
     try:
         listed = json.loads(b"".join(_lines(file)), object_pairs_hook=_fields)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is not one JSON list: {error}") from None
+        raise DataError(f"{file} cannot be read as one JSON list: {error}") from None
     yield from enumerate(listed, start=1)
 
 

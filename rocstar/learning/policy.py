@@ -435,7 +435,7 @@ def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
 
 @contextmanager
 def _state_of(folder: Path) -> Iterator[Path]:
-    """The state's path. Within this context an error caused by an OSError is raised as that OSError, and torch's
+    """The state's path. Within this context an error caused by an OSError or Ctrl-C is raised as that, and torch's
     warning about a single process is silenced."""
     target = folder / STATE_FOLDER
     try:
@@ -445,6 +445,6 @@ def _state_of(folder: Path) -> Iterator[Path]:
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
         cause: BaseException | None = first
-        while cause and not isinstance(cause, OSError):
+        while cause and not isinstance(cause, (OSError, KeyboardInterrupt)):
             cause = cause.__cause__ or cause.__context__
         raise cause or OSError(f"{target}: {first}") from error

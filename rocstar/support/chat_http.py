@@ -1,7 +1,7 @@
 """Requests to an OpenAI-compatible chat endpoint, with bounds and bounded retries. Not here: parsing answers and
 refusals (`evaluation/chat_client.py`, `data/sft/endpoint.py`).
 
-Tried again: a lost connection, 408, 409, 429 and 5xx, with waits that double, or as long as the server says."""
+Tried again: a lost connection, 408, 409, 429, 5xx and NoAnswer, with waits that double, or as the server says."""
 
 from __future__ import annotations
 

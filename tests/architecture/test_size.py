@@ -14,7 +14,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2109, 17),
+    "adapters": (2113, 17),
     "agents": (1140, 6),
     "analysis": (1783, 10),
     "answers": (3507, 18),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 25
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_759}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_781}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

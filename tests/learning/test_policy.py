@@ -361,6 +361,18 @@ def test_what_the_disk_refuses_is_an_oserror_that_callers_know(tmp_path: Path) -
     assert of_weights.value.errno == of_the_optimizer.value.errno == errno.EFBIG
 
 
+def test_ctrl_c_while_the_optimizer_is_saved_is_a_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one, which torch catches, ended a run with a traceback of an OSError without a word."""
+    kept = GrpoLearner(policy(), LearningSection())
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(policies.FileSystemWriter, "write_data", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kept.save(tmp_path)
+
+
 def test_optimizer_state_goes_back_to_where_the_weights_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fused optimizer on a GPU takes no step count that lies in main memory."""
     learner = SftLearner(policy(), SftSection(), steps=2)

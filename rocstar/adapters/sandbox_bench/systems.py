@@ -67,7 +67,7 @@ async def opened(system: str, token: str, slots: int) -> AsyncIterator[Runs]:
 
 @asynccontextmanager
 async def _ours(url: str | None, token: str, slots: int) -> AsyncIterator[Runs]:
-    from rocstar.sandbox.call import Call, Limits, ProgramOutcome, ServiceOutcome
+    from rocstar.sandbox.call import Call, Isolation, Limits, ProgramOutcome, ServiceOutcome
     from rocstar.sandbox.client import SandboxClient
 
     number = itertools.count()
@@ -81,8 +81,12 @@ async def _ours(url: str | None, token: str, slots: int) -> AsyncIterator[Runs]:
             return End("refused")
         return End(ends.get(response.outcome, "ok" if response.outcome == "ok" else "failed"), response.stdout)
 
-    start = SandboxClient.start(slots=slots, preload=()) if url is None else SandboxClient.connect([url], token=token)
-    with start as client:
+    least = Isolation.L1  # what each system holds is what is measured
+    if url is None:
+        opens = SandboxClient.start(slots=slots, preload=(), min_isolation=least)
+    else:
+        opens = SandboxClient.connect([url], token=token, min_isolation=least)
+    with opens as client:
         yield runs
 
 
