@@ -20,7 +20,7 @@ from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import Daemon, eventually
 
 OK, REJECTED = ProgramOutcome.OK, ProgramOutcome.REJECTED
-NOTHING = subprocess.DEVNULL
+NOTHING, PIPE = subprocess.DEVNULL, subprocess.PIPE
 BEGINNING = """
     import decimal, os, random, threading
     class Kept:
@@ -305,12 +305,11 @@ async def test_branches_of_a_fork_that_nobody_waits_for_are_closed() -> None:
 
 def test_a_zygote_that_has_died_and_is_still_listed_is_no_fault_of_the_cells() -> None:
     """Its maps are empty, so a table of the system's that both share would look like memory that the cell shares."""
-    dead, notebook = (
-        subprocess.Popen(words, stdin=NOTHING, stdout=NOTHING, stderr=NOTHING) for words in (["true"], ["sleep", "60"])
-    )
+    dead = subprocess.Popen(["true"], stdin=NOTHING, stdout=NOTHING, stderr=NOTHING)
+    notebook = subprocess.Popen(["sh", "-c", "echo; read line"], stdin=PIPE, stdout=PIPE, stderr=NOTHING)
     try:
         eventually(lambda: psutil.Process(dead.pid).status() == psutil.STATUS_ZOMBIE)
-        eventually(lambda: psutil.Process(notebook.pid).name() == "sleep")  # not the fork of us that becomes it
+        assert notebook.stdout and notebook.stdout.read(1)  # it has begun, and no file of its beginning is open
         with (
             Snapshot(notebook.pid, Lineage(dead.pid, 0, 0)) as snapshot,
             pytest.raises(ProcessLookupError, match="died"),
@@ -318,7 +317,7 @@ def test_a_zygote_that_has_died_and_is_still_listed_is_no_fault_of_the_cells() -
             snapshot.take(2**20)
     finally:
         notebook.kill()
-        notebook.wait()
+        notebook.communicate()
         dead.wait()
 
 
