@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
-from rocstar.support.chat_http import BROKEN_OFF, ChatHttp, NoAnswer, Sleep
+from rocstar.support.chat_http import ChatHttp, Sleep, refuse_broken_off
 from rocstar.types import Status
 
 TRIES = 6
@@ -138,8 +138,7 @@ class ChatClient:
             choice = answer.choices[0]
         except (msgspec.DecodeError, IndexError) as error:
             raise EngineUnavailable(f"{self.url} gave an invalid answer ({error})") from error
-        if choice.finish_reason in BROKEN_OFF:
-            raise NoAnswer(f"an answer that ended for {choice.finish_reason}")
+        refuse_broken_off(choice.finish_reason)
         if answer.usage is None:
             raise ConfigError(f"{self.url} does not report how many tokens it wrote (`usage`), so no length is known")
         calls = choice.message.tool_calls or []

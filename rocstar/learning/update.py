@@ -129,11 +129,12 @@ class Updater:
     ) -> Iterator[MicroBatch]:
         """The micro-batches of a pass over these rows; each counts in the policy's `learnt` once it is done."""
         sizes = [sum(len(ids[i]) for i in micro.indices) for micro in micros]
+        share = weight * sum(map(len, ids)) / max(sum(sizes), 1)  # of all ranks' work, for a token of this one's
         (before, total), here = self._policy.learnt, 0
         for micro, size in zip(micros, sizes, strict=True):
             yield micro
             here += size
-            self._policy.learnt = before + weight * sum(map(len, ids)) * here / max(sum(sizes), 1), total
+            self._policy.learnt = before + share * here, total
 
     def _pack(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[MicroBatch]:
         """This rank's micro-batches."""

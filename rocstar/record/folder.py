@@ -392,7 +392,7 @@ def _blocks(file: Path) -> int:
 
 def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
     """The run and step of RUN or RUN@STEP; without a step its newest checkpoint. Raises ConfigError."""
-    is_whole = (Path(name) / "run.json").is_file() or any(run.name == name for run in list_runs(runs))
+    is_whole = any((place / "run.json").is_file() for place in (Path(name), runs / name))  # a run may be called so
     has_step = not is_whole and re.search(r"@[^/]*$", name)
     run_name, _, step_text = name.rpartition("@") if has_step else (name, "", "")
     run = RunFolder.find(run_name, runs)

@@ -29,6 +29,12 @@ class NoAnswer(Exception):
     """An unusable answer: the request is repeated."""
 
 
+def refuse_broken_off(finish: str | None) -> None:
+    """Raises NoAnswer for an answer that its server broke off. finish: the reason of its end."""
+    if finish in BROKEN_OFF:
+        raise NoAnswer(f"an answer that ended for {finish}")
+
+
 class ChatHttp:
     """One endpoint. At most `parallel` requests are under way at once."""
 

@@ -23,7 +23,7 @@ import httpx
 
 from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role
 from rocstar.errors import ConfigError
-from rocstar.support.chat_http import BROKEN_OFF, ChatHttp, NoAnswer
+from rocstar.support.chat_http import BROKEN_OFF, ChatHttp, NoAnswer, refuse_broken_off
 
 ROW_REFUSED = (400, 413, 422)
 REWORD = (
@@ -122,8 +122,7 @@ class ChatEndpoint:
             finish = choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError):
             raise NoAnswer(f"a body that is no chat completion ({response.content[:60]!r})") from None
-        if finish in BROKEN_OFF:
-            raise NoAnswer(f"an answer that ended for {finish}")
+        refuse_broken_off(finish)
         return {"text": text if isinstance(text, str) else "", "finish": finish}
 
 

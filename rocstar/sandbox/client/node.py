@@ -136,7 +136,6 @@ def place_of(address: str, token: Token, least: Isolation) -> Place:
     from websockets.uri import parse_uri  # first, because websockets may not be installed
 
     parts = parts_of(address)
-
     try:
         family, _, _, _, found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)[0]
     except OSError as error:
