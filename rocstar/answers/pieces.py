@@ -117,9 +117,9 @@ def as_interval(text: str) -> str:
 def beside_bars(text: str, other: str) -> str:
     """`1 < x < 3` -> `(1,3)` beside `|x - 2| < 1`, since math-verify solves that for an interval alone; any other text
     unchanged. The letter z may be complex, where bars mean no interval."""
-    names = [set(_LETTER.findall(each)) for each in (text, other)]
-    solves = _BARS.search(other) and _RELATION.search(other) and not _BARS.search(text) and names[0] == names[1] != {"z"}
-    return as_interval(text) if solves else text
+    names, others = (set(_LETTER.findall(each)) for each in (text, other))
+    solves = _BARS.search(other) and _RELATION.search(other) and not _BARS.search(text)
+    return as_interval(text) if solves and names == others and "z" not in names else text
 
 
 def _both(parts: list[str]) -> str | None:

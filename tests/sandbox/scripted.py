@@ -18,8 +18,8 @@ INFO = DaemonInfo(isolation=Isolation.L3, slots=2)
 
 class ScriptedDaemon:
     """Codes: `ok`, `internal`, `overloaded`, `once WORD` (WORD the first time, else ok), `second WORD`, `die` (closes
-    the connection), `hang`, `garbage`, `state_lost`, `closed`, `another` (the result of another call). Cells are answered
-    LOST unless the session was begun by cell 1."""
+    the connection), `hang`, `garbage`, `state_lost`, `closed`, `another` (the result of another call). Cells are
+    answered LOST unless the session was begun by cell 1."""
 
     def __init__(self, info: DaemonInfo = INFO, *, name: str = "") -> None:
         self.info, self.name = info, name
