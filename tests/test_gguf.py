@@ -14,7 +14,7 @@ from rocstar.cli.main import run
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError
 from rocstar.learning.models import load_model
-from rocstar.parts.gguf import convert
+from rocstar.parts.gguf import convert, whole_model
 from rocstar.parts.modelfolder import find_model, model_facts
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
@@ -91,6 +91,12 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_left(write: Callable
         assert not (tmp_path / "made").exists()
     with pytest.raises(ConfigError, match="is there already"):
         convert(tmp_path / "x.gguf", tmp_path)
+    with pytest.raises(ConfigError, match="m is there already"), whole_model(tmp_path / "m") as second:
+        with whole_model(tmp_path / "m") as first:
+            first.mkdir()
+            (first / "a").touch()
+        second.mkdir()
+    assert [file.name for file in (tmp_path / "m").iterdir()] == ["a"]
 
 
 def test_model_path_takes_a_gguf_file_and_converts_it_once(
@@ -98,6 +104,12 @@ def test_model_path_takes_a_gguf_file_and_converts_it_once(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = write("smollm")
+
+    def beaten(file: Path, folder: Path) -> Path:
+        """Another process made the folder meanwhile."""
+        return convert(convert(file, folder) and file, folder)
+
+    monkeypatch.setattr("rocstar.parts.modelfolder.convert", beaten)
     folder = find_model(str(file))
     written = (folder / "config.json").stat().st_mtime_ns
     assert find_model(str(file)) == folder

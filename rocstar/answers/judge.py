@@ -15,6 +15,7 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 
 from rocstar.answers.caps import MAX_DIGITS, PLAIN
+from rocstar.answers.pieces import beside_bars
 from rocstar.answers.prime import grade_prime, same_text
 from rocstar.answers.text import is_words
 from rocstar.answers.wording import ABROAD, HEDGE, named_primes, undelimited
@@ -102,6 +103,7 @@ def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
     lossy = lossy or bool(_ENDLESS.search(gold)) != bool(_ENDLESS.search(predicted))
     if lossy:
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
+    gold, predicted = beside_bars(gold, predicted), beside_bars(predicted, gold)
     if "math_verify_any_names" not in graders and _differ_in_letters(gold, predicted):
         graders = [name for name in graders if name != "math_verify"] or graders
     for name in graders:

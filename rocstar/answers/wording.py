@@ -15,8 +15,8 @@ _FOLDED = {
     0x2212: "-", 0x2013: "-", 0x2014: "-", 0xD7: "\\times ", 0xB7: "\\cdot ", 0xF7: "/", 0x2044: "/",
     0xB0: "^{\\circ}", 0x221E: "\\infty ", 0x2264: "\\le ", 0x2265: "\\ge ", 0xB1: "\\pm ", 0x2213: "\\mp ",
     0x222A: "\\cup ", 0x2229: "\\cap ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0x221A: "\\sqrt ",
-    0x2248: "\\approx ", 0x2260: "\\ne ", 0x3002: ".", 0x2018: "'", 0x2019: "'", 0x20AC: "\\text{EUR}",
-    0xA3: "\\text{GBP}", 0xA5: "\\text{JPY}", 0x20B9: "\\text{INR}", 0xA2: "\\text{cents}",
+    0x2248: "\\approx ", 0x2260: "\\ne ", 0x2261: "\\equiv ", 0x3002: ".", 0x2018: "'", 0x2019: "'",
+    0x20AC: "\\text{EUR}", 0xA3: "\\text{GBP}", 0xA5: "\\text{JPY}", 0x20B9: "\\text{INR}", 0xA2: "\\text{cents}",
     0x2030: "\\cdot 10^{-3}", 0x2126: "\\Omega ", 0x66B: ".", 0x66C: ",", 0x3001: ", ", 0x2216: "\\setminus ",
     0x2102: "\\mathbb{C}", 0x2115: "\\mathbb{N}", 0x211A: "\\mathbb{Q}", 0x211D: "\\mathbb{R}",
     0x2124: "\\mathbb{Z}", 0xFE0F: "",
@@ -75,7 +75,10 @@ _BOXED_SIGN = re.compile("\\\\text\\{([€£¥₹¢‰])\\}")
 _MONEY = re.compile(r"\\pounds(?![A-Za-z])")
 _E_POWER = re.compile(r"\^e(?![A-Za-z])")  # the grammar reads it in braces alone
 _BAR = r"(?:\||\\[lr]?vert(?![A-Za-z]))\s*"
-_ABSOLUTE = re.compile(rf"^{_BAR}([A-Za-z])\s*{_BAR}(<=?|\\(?:lt|leq?(?:slant)?)(?![A-Za-z]))\s*([^-=<>|,;]+)$")
+_ABSOLUTE = re.compile(  # not of z, which may be complex
+    rf"^{_BAR}([A-Ya-y])\s*{_BAR}(<=?|\\(?:lt|leq?(?:slant)?)(?![A-Za-z]))\s*(?!0$)([^-+=<>|,;]+)$"
+)
+_CONGRUENT = re.compile(r"(\\equiv[^()]*\d)\s*\(\s*(\d+)\s*\)$")
 _SMALL_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*[oO]\s*\}|[oO](?![A-Za-z]))")
 _BRACES = re.compile(r"(?<!\\)[{}]")
 MAX_LOOKS = 4
@@ -170,7 +173,7 @@ def clean(text: str) -> str:
         text = _BARE_UNIT.sub(r"\1\\text{\2}", text.strip())
     text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")
     text = _LABEL.sub("", _RATIO.sub(":", _INFINITY.sub(r"\1\\infty", _ORDINAL.sub(r"\\text{th}", text))))
-    text = _E_POWER.sub("^{e}", text)
+    text = _CONGRUENT.sub(r"\1\\pmod{\2}", _E_POWER.sub("^{e}", text))
     if _SPELLED.search(text):
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))

@@ -17,6 +17,7 @@ from rocstar.types import ToolCall
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FAILED = "Failed to decode tool call: "
 TOO_DEEP = "nested too deeply"
+LONGEST_WORD = 12  # two escapes, "\\ud83d\\ude00": an error so far from the end of a text is none of its end
 _DECODER = json.JSONDecoder()
 # Up to the first closing tag outside a JSON string. Two scans from different opening tags disagree on what is inside a
 # string, so one of them stops early: together they stay linear in the text.
@@ -159,17 +160,25 @@ def decoded(begin: int, end: int, raw: str) -> Found:
     return Found(begin, end, raw, body, complaint)
 
 
-def value_at(text: str, start: int | None = None) -> tuple[Any, int, str | None]:
-    """The JSON value that begins at `start`, or is the whole text; its end; why there is none."""
+def value_at(text: str, start: int | None = None, size: int = 4096) -> tuple[Any, int, str | None]:
+    """The JSON value that begins at `start`, or is the whole text; its end; why there is none.
+
+    It is looked for in the next `size` characters, and in more where these cut it: an error of the decoder costs all
+    the text before it, so that many in one text would cost its square."""
+    piece = text if start is None else text[start : start + size]
+    value, end = None, 0
     try:
-        value, end = (json.loads(text), len(text)) if start is None else _DECODER.raw_decode(text, start)
+        value, end = (json.loads(piece), len(piece)) if start is None else _DECODER.raw_decode(piece)
+        complaint = None
     except RecursionError:
-        return None, len(text), TOO_DEEP
-    except json.JSONDecodeError as error:  # its place is told as that in the JSON, not in the text
-        return None, len(text), str(json.JSONDecodeError(error.msg, text[start or 0 :], error.pos - (start or 0)))
+        complaint = TOO_DEEP
+    except json.JSONDecodeError as error:
+        complaint, end = str(error), len(piece) if error.msg.startswith("Unterminated") else error.pos
     except ValueError as error:  # an integer of thousands of digits
-        return None, len(text), str(error)
-    return value, end, None
+        complaint = str(error)
+    if start is not None and end > len(piece) - LONGEST_WORD and start + size < len(text):
+        return value_at(text, start, 4 * size)
+    return value, len(text) if complaint else (start or 0) + end, complaint
 
 
 def call_from(found: Found, call_id: str) -> ToolCall:

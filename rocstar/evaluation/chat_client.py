@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
-from rocstar.support.chat_http import ChatHttp, Sleep, refuse_broken_off
+from rocstar.support.chat_http import CUT, ChatHttp, Sleep, refuse_broken_off
 from rocstar.types import Status
 
 TRIES = 6
@@ -72,6 +72,7 @@ class _Agent(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     choices: list[_ChatChoice]
+    model: str | None = None
     usage: _TokenCounts | None = None
     rocstar: _Agent = msgspec.field(default_factory=_Agent)
 
@@ -96,7 +97,7 @@ class ChatAnswer:
 
 class ChatClient:
     """One endpoint and one model. Raises EngineUnavailable if it cannot be reached or gives an invalid answer,
-    ConfigError if it refuses the request or does not count its tokens."""
+    ConfigError if it refuses the request, does not count its tokens, or answers as another model than before."""
 
     def __init__(self, url: str, model: str, *, key: str | None, parallel: int, sleep: Sleep = asyncio.sleep) -> None:
         """url: up to and with `/v1`. key: sent as a bearer token, never shown. parallel: requests at once. Raises
@@ -104,6 +105,7 @@ class ChatClient:
         self._http = ChatHttp(url, key=key, parallel=parallel, seconds=ANSWER_SECONDS, tries=TRIES, sleep=sleep)
         self.url, self.model = self._http.url, model
         self._refused: ConfigError | None = None  # a refusal holds for all waiting requests too
+        self._answers_as: str | None = None  # gpt-4o-2024-08-06 where gpt-4o is asked
 
     async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> ChatAnswer:
         """body: further fields of the request (`max_tokens`, `temperature`, `tools` ...). Raises TooLong too."""
@@ -139,13 +141,19 @@ class ChatClient:
         except (msgspec.DecodeError, IndexError) as error:
             raise EngineUnavailable(f"{self.url} gave an invalid answer ({error})") from error
         refuse_broken_off(choice.finish_reason)
+        self._answers_as = self._answers_as or answer.model
+        if answer.model and answer.model != self._answers_as:
+            raise ConfigError(
+                f"{self.url} answered as {self._answers_as!r}, and now as {answer.model!r}: figures of two models are "
+                "no figures of one, so name one of them as the model"
+            )
         if answer.usage is None:
             raise ConfigError(f"{self.url} does not report how many tokens it wrote (`usage`), so no length is known")
         calls = choice.message.tool_calls or []
         return ChatAnswer(
             text=choice.message.content or "",
             calls=tuple((call.id, call.function.name, call.function.arguments) for call in calls),
-            cut=choice.finish_reason == "length",
+            cut=choice.finish_reason in CUT,
             prompt_tokens=answer.usage.prompt_tokens,
             completion_tokens=answer.usage.completion_tokens,
             ran=answer.rocstar.calls,

@@ -124,8 +124,7 @@ def convert(
 
     expected: the start of a text and its continuation, to check the model by. Raises ConfigError where the file is
     none or its kind is not known, DataError where the folder does not compute what the file does."""
-    if folder.exists():
-        raise ConfigError(f"{folder} is there already; remove it or give another folder")
+    refuse_taken(folder)
     facts = _facts(file)
     split = SPLITS.get(str(facts.get("tokenizer.ggml.pre", "default")))
     if facts.get("tokenizer.ggml.model") != "gpt2" or split is None:
@@ -144,13 +143,22 @@ def convert(
 
 @contextmanager
 def whole_model(folder: Path) -> Iterator[Path]:
-    """A place beside `folder` to write a model to; it gets its name when the block succeeds, unless another process was
-    first."""
+    """A place beside `folder` to write a model to; it gets its name when the block succeeds. Raises ConfigError where
+    another process was first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         yield Path(scratch) / "model"
-        if not folder.exists():
-            os.replace(Path(scratch) / "model", folder)
+        try:
+            os.rename(Path(scratch) / "model", folder)
+        except OSError:  # it is not empty
+            refuse_taken(folder)
+            raise
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raises ConfigError."""
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; remove it or give another folder")
 
 
 def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[str, str] | None) -> float:

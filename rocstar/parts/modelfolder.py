@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.errors import ConfigError, first_line
-from rocstar.parts.gguf import KNOWN, convert, whole_model
+from rocstar.parts.gguf import KNOWN, convert, refuse_taken, whole_model
 from rocstar.record.folder import RunFolder, find_checkpoint
 from rocstar.support.exits import need
 from rocstar.support.layers import (
@@ -160,7 +160,12 @@ def _made_of(file: Path, name: str, make: Callable[[Path], Path]) -> Path:
     key = hashlib.sha256(f"{file} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "rocstar" / "models" / f"{name}-{key}"
-    return folder if folder.exists() else make(folder)
+    try:
+        return folder if folder.exists() else make(folder)
+    except ConfigError:
+        if not folder.exists():
+            raise
+        return folder  # another process was first
 
 
 def model_named(name: str, runs: Path) -> tuple[Path, RunFolder | None, int]:
@@ -293,8 +298,7 @@ def add_tokens(name: str, folder: Path, tokens: Sequence[str]) -> Path:
     from rocstar.dialogue.tokenizer_files import read_model_files, read_tokenizer
     from rocstar.learning.models import load_model
 
-    if folder.exists():
-        raise ConfigError(f"{folder} is there already; remove it or give another folder")
+    refuse_taken(folder)
     source = find_model(name)
     tokenizer = read_tokenizer(source, read_model_files(source).tokenizer)
     if there := [token for token in tokens if tokenizer.token_to_id(token) is not None]:

@@ -43,7 +43,7 @@ from rocstar.types import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow
+    import pyarrow.parquet
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens kept."""
@@ -184,12 +184,19 @@ def write_parquet(path: Path, table: Any) -> None:
     write_atomic(path, buffer.getvalue().to_pybytes())
 
 
+@contextmanager
+def parquet_file(file: Path, buffer_size: int = 0) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Opened here, since pyarrow opens no path that is not UTF-8. Raises OSError, ValueError."""
+    from pyarrow import parquet
+
+    with file.open("rb") as raw, parquet.ParquetFile(raw, buffer_size=buffer_size) as opened:
+        yield opened
+
+
 def read_table(file: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
     """One parquet file; pyarrow's own `read_table` loads its data sets for it, which takes half a CPU-second. Raises
     OSError, ValueError."""
-    from pyarrow import parquet
-
-    with file.open("rb") as raw, parquet.ParquetFile(raw) as opened:  # pyarrow opens no path that is not UTF-8
+    with parquet_file(file) as opened:
         return opened.read(columns=columns)
 
 
@@ -228,10 +235,10 @@ def questions_of(file: Path) -> Iterator[str]:
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     """Raises DataError for a file that cannot be read, also while its rows are read."""
-    from pyarrow import ArrowException, parquet
+    from pyarrow import ArrowException
 
     try:
-        with file.open("rb") as raw, parquet.ParquetFile(raw, buffer_size=READ_BYTES) as opened:
+        with parquet_file(file, READ_BYTES) as opened:
             yield opened
     except MemoryError as error:  # one of pyarrow's too
         raise MemoryError(f"{file} cannot be read for lack of memory") from error

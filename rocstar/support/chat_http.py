@@ -18,8 +18,12 @@ FIRST_WAIT_SECONDS = 1.0  # doubles with each try: 31 s in all before the sixth
 LONGEST_WAIT_SECONDS = 120.0  # a server that asks for more is not waited for so long
 CONNECT_SECONDS = 20.0
 AGAIN = (408, 409, 429)
-BROKEN_OFF = ("abort", "error", "insufficient_system_resource")
-"""Reasons for the end of an answer that vLLM, SGLang and DeepSeek give where they stopped before the model did."""
+ENDED = ("stop", "eos", "eos_token", "stop_sequence", "tool_calls", "function_call")
+"""Reasons for the end of an answer that the model ended; Together says eos, older servers of Hugging Face eos_token."""
+CUT = ("length", "model_length")
+"""Those of one that reached the limit of its tokens, or, at Mistral, of the model."""
+BROKEN_OFF = ("abort", "error", "insufficient_system_resource", "", None)
+"""Those that vLLM, SGLang, DeepSeek and Ollama give where they stopped before the model did."""
 
 Sleep = Callable[[float], Awaitable[None]]
 T = TypeVar("T")
@@ -30,9 +34,10 @@ class NoAnswer(Exception):
 
 
 def refuse_broken_off(finish: str | None) -> None:
-    """Raises NoAnswer for an answer that its server broke off. finish: the reason of its end."""
-    if finish in BROKEN_OFF:
-        raise NoAnswer(f"an answer that ended for {finish}")
+    """Raises NoAnswer for an answer that neither the model nor a limit ended: BROKEN_OFF, or a filter did (OpenAI and
+    Azure say content_filter, Gemini SAFETY and others). finish: the reason of its end."""
+    if finish not in (*ENDED, *CUT):
+        raise NoAnswer(f"an answer that ended for {finish or 'no reason'}")
 
 
 class ChatHttp:

@@ -32,7 +32,7 @@ from pyarrow import parquet
 
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.messages import as_text, mark_of, parsed, text_in, turns_of, written
-from rocstar.record.rollouts import attempts_schema
+from rocstar.record.rollouts import attempts_schema, parquet_file
 from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id, utf8
 from rocstar.view.index import STRANGE
 from rocstar.view.sources import Library, RunSource
@@ -181,7 +181,7 @@ def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     said of all rows. Raises one of UNREAD where the rest can't be read."""
     beside = file.with_name("metadata.json")
     if file.suffix == ".parquet":
-        with file.open("rb") as raw, parquet.ParquetFile(raw) as opened:
+        with parquet_file(file) as opened:
             rows = (row for batch in opened.iter_batches(ROWS) for row in batch.to_pylist())
             yield from ((f"row {number}", lambda row=row: row) for number, row in enumerate(rows))
     elif file.suffix == ".eval":

@@ -44,6 +44,9 @@ SECOND_AND_FOURTH: Judged = [
         ("p\\lor q", "p\\land q"), ("x<2\\text{ or }x>5", "x<2\\text{ and }x>5"), ("(2,5)", "x>2\\text{ or }x<5"),
         ("(1)(2)(4)", "(2)(4)"), ("(1)(4)", "(2)(3)"), ("(1)(4)", "4"),  # statements that hold
         ("12", "2(10)"), ("11/4", "2(3/4)"), ("\\lvert x\\rvert<1", "-1\\le x\\le1"), ("|x|<1", "\\lvert y\\rvert<1"),
+        ("|x|>1", "x<-1\\text{ or }x\\ge1"), ("|x|>1", "y<-1\\text{ or }y>1"), ("|x+2|<1", "1<x<3"), ("|x-2|<1", "x<3"),
+        ("|z|>1", "z<-1\\text{ or }z>1"), ("(0,0)", "|x|<0"), ("|x|<2+1", "-2+1<x<2+1"),
+        ("21", "x\\equiv3(7)"), ("x\\equiv3(7)", "x=21"), ("x\\equiv3(7)", "x\\equiv3(8)"),
         ("18\\text{ square units}", "18\\text{ cubic units}"), ("12\\text{ units}", "12\\text{ units}^2"),
         ("20\\%", "20\\text{‰}"), ("\\{1,2\\}", "\\{1,2,\\ldots\\}"), ("8", "8\\ldots"), ("23322_4", "23322_2"),
         ("7", "7\\text{ or so}"), ("7", "7\\text{ at most}"), ("7", "7\\text{ and more}"), ("7", "7\\text{-ish}"),
@@ -63,6 +66,8 @@ SECOND_AND_FOURTH: Judged = [
         *((gold, f"{bars}<1") for gold in ("-1<x<1", "|x|<1") for bars in (
             "\\lvert x\\rvert", "\\left|x\\right|", "\\vert x\\vert", "\\left\\lvert x\\right\\rvert",
         )),
+        ("|x|>1", "x<-1\\text{ or }x>1"), ("x\\le1\\text{ or }x\\ge4", "\\lvert2x-5\\rvert\\ge3"), ("1<x<3", "|2-x|<1"),
+        ("x\\equiv3\\pmod7", "x≡10 (7)"), ("x\\equiv 3 (7)", "3 \\bmod 7"), ("n\\equiv1,4\\pmod5", "n\\equiv 4, 1 (5)"),
         ("-1<x<1", "|x|\\lt1"), ("\\lvert x\\rvert\\le1", "-1\\le x\\le1"),
         ("(1)(2)(4)", "(1) (2) (4)"), ("(1)(2)(4)", "(1), (2), (4)"),
         ("20", "2(10)"), ("20", "(2)(10)"), ("20", "2\\left(10\\right)"), ("\\frac32", "2(3/4)"), ("24", "2(3)(4)"),

@@ -69,6 +69,7 @@ def test_a_prompt_without_an_answer_is_reworded_and_answered(tmp_path: Path) -> 
         Raw(500),
         Raw(503, b"<html>"),
         text("cut o", finish="abort"),
+        text("cut o", finish=None),
         Raw(0),
         Raw(200, b"not json"),
         Raw(200, b'{"choices": []}'),

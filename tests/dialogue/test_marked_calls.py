@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from rocstar.data.sft.check import check_roles
 from rocstar.data.sft.format import conversation_of, message_of
 from rocstar.data.sft.render import pieces
+from rocstar.dialogue import calls
 from rocstar.dialogue.calls import HERMES, LLAMA, XML, Syntax
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
@@ -158,6 +160,21 @@ def test_reading_takes_time_that_grows_with_the_text_alone(name: str) -> None:
     syntax = SYNTAXES[name]
     for piece in (*syntax.reserved, *syntax.call, "{", "\n", "".join(syntax.reserved[:1]) * 2 + "{"):
         assert len(syntax.parse(syntax.reserved[0] + piece * 20_000)) <= 40_001
+
+
+@pytest.mark.parametrize("name", ["mistral", "deepseek v3", "deepseek v3.1", "harmony"])
+def test_a_call_that_is_no_json_costs_its_own_length_and_not_that_of_the_text(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, sizes = json.JSONDecoder(), list[int]()
+
+    def raw_decode(text: str, start: int = 0) -> tuple[Any, int]:
+        sizes.append(len(text))
+        return decoder.raw_decode(text, start)
+
+    monkeypatch.setattr(calls, "_DECODER", SimpleNamespace(raw_decode=raw_decode))
+    broken = text_of(SYNTAXES[name].render("python", {"code": "x"})).replace('"x"', "x")
+    assert len(SYNTAXES[name].parse(f"{broken}<|call|>" * 1000)) == 1000 and max(sizes) <= 4096 < len(broken) * 1000
 
 
 def name_of(syntax: Syntax) -> str:

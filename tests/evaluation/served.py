@@ -42,7 +42,7 @@ class Endpoint:
         return [next(m["content"] for m in messages if m["role"] == "user") for messages in opened]
 
 
-def text(content: str, *, finish: str = "stop", tokens: int | None = None) -> Mapping[str, Any]:
+def text(content: str, *, finish: str | None = "stop", tokens: int | None = None) -> Mapping[str, Any]:
     return {"content": content, "finish": finish, "tokens": tokens}
 
 
@@ -102,6 +102,6 @@ def answer(messages: Sequence[Mapping[str, Any]], said: Mapping[str, Any]) -> di
     read = sum(len(str(one["content"]).split()) + 5 * len(one.get("tool_calls") or ()) for one in messages)
     usage = {"prompt_tokens": read, "completion_tokens": written}
     finish = said.get("finish", "stop")
-    more = {key: said[key] for key in ("rocstar",) if key in said}
+    more = {key: said[key] for key in ("rocstar", "model") if key in said}
     choice = {"message": {"role": "assistant", **message}, "finish_reason": finish}
     return {"choices": [choice], "usage": usage, **more}

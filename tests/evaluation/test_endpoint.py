@@ -154,15 +154,30 @@ async def test_a_busy_endpoint_is_asked_again_a_bounded_number_of_times() -> Non
     assert made.fault is not None and "status 500" in made.fault and "secret" not in made.fault
 
 
-@pytest.mark.parametrize("reason", ["abort", "error", "insufficient_system_resource"])
-async def test_an_answer_that_the_server_broke_off_is_asked_for_again_and_is_never_a_wrong_one(reason: str) -> None:
+@pytest.mark.parametrize("reason", ["abort", "error", "insufficient_system_resource", None, "content_filter", "SAFETY"])
+async def test_an_answer_that_the_model_did_not_end_is_asked_for_again_and_is_never_a_wrong_one(
+    reason: str | None,
+) -> None:
     """vLLM and SGLang end requests under way so where they are stopped, DeepSeek where it is short of machines."""
     left = [text("It is", finish=reason)]
     made, bodies, _ = await attempted(lambda body: left.pop() if left else text(ANSWER))
     assert made.stop is Stop.ANSWERED and len(made.turns) == 1 and len(bodies) == 2
     made, bodies, _ = await attempted(lambda body: text("It is", finish=reason))
     assert made.stop is Stop.ENVIRONMENT_FAILED and len(bodies) == TRIES
-    assert made.fault is not None and f"an answer that ended for {reason}" in made.fault
+    assert made.fault is not None and f"an answer that ended for {reason or 'no reason'}" in made.fault
+
+
+async def test_another_model_in_mid_evaluation_ends_it_and_another_name_of_the_model_does_not() -> None:
+    def script(body: Mapping[str, Any]) -> Said:
+        said = text(ANSWER) if body["messages"][-1]["role"] == "tool" else call("python", PROGRAM)
+        return {**said, "model": names.pop()}
+
+    names = ["m-2024", "m-2024"]
+    made, _, _ = await attempted(script)
+    assert made.stop is Stop.ANSWERED and not names
+    names = ["m-2025", "m-2024"]
+    with pytest.raises(ConfigError, match="answered as 'm-2024', and now as 'm-2025'"):
+        await attempted(script)
 
 
 async def test_a_refused_request_ends_the_evaluation_in_a_sentence() -> None:

@@ -414,18 +414,13 @@ def test_who_returns_to_an_engine_that_overflows_stays_where_over_committing_pay
 
 
 def test_a_turn_may_move_to_an_engine_that_came_when_nobody_waited() -> None:
-    ours = asked_of(4)
-    ours.assign({"engine0": loaded(0)}, 0.0)
-    for turn, clock in enumerate((1.0, 2.0)):
-        for number in range(4):
-            ours.answered(f"{number}/{turn}", 2000, clock)
-            tokens = 100 + 2000 * (turn + 1)
-            ours.ask(ask(f"{number}", group=f"{number}", turn=turn + 1, tokens=tokens, limit=90_000), clock)
-        ours.assign({"engine0": loaded(1_000_000 * (turn + 1), evictions=turn)}, clock)
-    ours.answered("0/2", 10, 3.0)
-    ours.ask(ask("0", group="0", turn=3, tokens=4110, limit=90_000), 3.0)
-    engines = {"engine0": loaded(2_500_000, evictions=1), "engine1": loaded(0)}
-    assert [request for request, _ in ours.assign(engines, 3.0)] == ["0/3"]
+    ours = asked_of(8)
+    assert set(dict(ours.assign({"engine0": loaded(0)}, 0.0)).values()) == {"engine0"}
+    for number in range(8):
+        ours.answered(f"{number}/0", 10, 1.0)
+        ours.ask(ask(f"{number}", group=f"{number}", turn=1, tokens=110, limit=90_000), 1.0)
+    found = dict(ours.assign({"engine0": loaded(80), "engine1": loaded(0)}, 1.0))
+    assert len(found) == 8 and {name for name, engine in found.items() if engine == "engine1"} == {"0/1"}
 
 
 def test_an_overflowing_engine_keeps_the_last_that_it_has() -> None:

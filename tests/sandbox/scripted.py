@@ -18,8 +18,8 @@ INFO = DaemonInfo(isolation=Isolation.L3, slots=2)
 
 class ScriptedDaemon:
     """Codes: `ok`, `internal`, `overloaded`, `once WORD` (WORD the first time, else ok), `second WORD`, `die` (closes
-    the connection), `hang`, `garbage`, `state_lost`, `another` (the result of another call). Cells are answered
-    LOST unless the session was begun by cell 1."""
+    the connection), `hang`, `garbage`, `state_lost`, `closed`, `another` (the result of another call). Cells are
+    answered LOST unless the session was begun by cell 1."""
 
     def __init__(self, info: DaemonInfo = INFO, *, name: str = "") -> None:
         self.info, self.name = info, name
@@ -89,6 +89,8 @@ class ScriptedDaemon:
         outcome: Outcome = ProgramOutcome.OK
         if word in ("internal", "overloaded"):
             outcome = ServiceOutcome(word)
+        elif word == "closed":
+            outcome = ServiceOutcome.CANCELLED
         elif word == "state_lost":
             outcome = ProgramOutcome.WALL_TIMEOUT
             self.sessions.pop(call.session)
@@ -96,6 +98,7 @@ class ScriptedDaemon:
             id=word if word == "another" else call.id,
             outcome=outcome,
             stdout=call.code,
+            message="its session was closed" if word == "closed" else "",
             node=self.name,
             state_lost=word == "state_lost",
         )

@@ -116,16 +116,19 @@ async def test_a_closed_session_runs_nothing_and_closes_once(client: SandboxClie
     assert daemon.frames == []
 
 
-@pytest.mark.parametrize("why", ["state_lost", "overloaded"])
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [("state_lost", "wall_timeout"), ("overloaded", "overloaded"), ("closed", "its session was closed")],
+)
 async def test_a_replay_that_is_broken_off_is_told_and_the_cell_at_hand_is_not_run(
-    client: SandboxClient, daemon: ScriptedDaemon, why: str
+    client: SandboxClient, daemon: ScriptedDaemon, why: str, told: str
 ) -> None:
     session = client.open_session(replay=True)
     await session.run("ok 1")
     await session.run(f"second {why}", patience_seconds=0.0)
     daemon.sessions.clear()
-    with pytest.raises(SandboxDown, match="a cell of it could not be run again"):
+    with pytest.raises(SandboxDown, match=rf"a cell of it could not be run again \({told}\)"):
         await session.run("ok 3")
     assert sent(daemon)[3:] == [(1, "ok 1"), (2, f"second {why}")]
     again = await session.run("ok 3")
-    assert again.replayed_cells == (1 if why == "overloaded" else 0), "it goes on where it was broken off"
+    assert again.replayed_cells == (0 if why == "state_lost" else 1), "it goes on where it was broken off"

@@ -23,7 +23,7 @@ import httpx
 
 from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role
 from rocstar.errors import ConfigError
-from rocstar.support.chat_http import BROKEN_OFF, ChatHttp, NoAnswer, refuse_broken_off
+from rocstar.support.chat_http import BROKEN_OFF, ENDED, ChatHttp, NoAnswer, refuse_broken_off
 
 ROW_REFUSED = (400, 413, 422)
 REWORD = (
@@ -100,7 +100,7 @@ class ChatEndpoint:
                 self.cache.put(key, choice)
             else:
                 self.remembered += 1
-        if choice["finish"] not in ("stop", None):
+        if choice["finish"] not in ENDED:
             raise Refused(Refusal.REWRITE, "messages", f"the endpoint's answer ended for {choice['finish']}")
         text = str(choice["text"]).strip()
         if not text:
@@ -122,7 +122,8 @@ class ChatEndpoint:
             finish = choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError):
             raise NoAnswer(f"a body that is no chat completion ({response.content[:60]!r})") from None
-        refuse_broken_off(finish)
+        if finish in BROKEN_OFF:  # what is filtered would be filtered again: its row is refused
+            refuse_broken_off(finish)
         return {"text": text if isinstance(text, str) else "", "finish": finish}
 
 

@@ -126,7 +126,8 @@ class Session:
         for earlier in replayed:
             again = await self._run_one(earlier)
             if again.outcome in NOT_RUN or again.state_lost:
-                raise SandboxDown(f"the session was lost, and a cell of it could not be run again ({again.outcome})")
+                why = again.message or again.outcome  # such as that the session was closed meanwhile
+                raise SandboxDown(f"the session was lost, and a cell of it could not be run again ({why})")
         response = await self._run_one(call)
         if response.outcome not in NOT_RUN and not response.state_lost and self.replay:
             self._history.append(call)
