@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -26,9 +26,9 @@ from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.run.published import PublishedWeights
 from rocstar.types import Completion, Sampling, Weights
-from tests.engines.models import VOCAB, canary, naive_logprobs, qwen, saved
+from tests.engines.models import HEADS, SHAPE, VOCAB, canary, lively, naive_logprobs, qwen, saved
 from tests.engines.plain import until
-from tests.engines.vllm_server import POSITIONS, vllm_engine
+from tests.engines.vllm_server import POSITIONS, settings, vllm_engine
 
 PROMPT = tuple(range(3, 13))
 
@@ -124,6 +124,30 @@ async def test_a_server_whose_weights_broke_off_takes_them_whole_the_next_time(
         await engine.load_weights(weights)
         assert left[0] < 0, "it was sent them twice"
         assert [span.version for span in (await ask(engine)).version_spans] == [6]
+
+
+async def test_a_server_takes_new_experts_and_sinks_from_files_and_sent(tmp_path: Path) -> None:
+    """vLLM packs experts on CPUs, and copies GPT-OSS's and its sinks past their loaders."""
+    transformers, known = pytest.importorskip("transformers"), SimpleNamespace(vocab_size=VOCAB)
+    shape = {**SHAPE, **HEADS, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = lively(transformers.GptOssForCausalLM(transformers.GptOssConfig(**shape)))
+    policy, noise = Policy(model, cast("Any", known), template_named("compact")), torch.Generator().manual_seed(0)
+    channel = Channel(policy.device, "127.0.0.1", largest=policy.largest_tensor)
+    with closing(PublishedWeights(tmp_path, None, channel=channel)) as published:
+        asked = settings(Path(str(published.publish(policy).folder)), tmp_path / "log", max_tokens=2048)
+        engine = VllmEngine(asked, vocab_size=VOCAB)
+        try:
+            await engine.restart(None)
+            for policy.version in (1, 2, 3, 4):
+                with torch.no_grad():
+                    for parameter in policy.parameters:
+                        parameter.add_(0.1 * torch.randn(parameter.shape, generator=noise))
+                await engine.load_weights(published.publish(policy, sent=policy.version > 2))
+                found = await ask(engine, f"s{policy.version}")
+                ours = naive_logprobs(policy.model, PROMPT, found.token_ids, Sampling(max_new_tokens=1))
+                assert found.logprobs == pytest.approx(ours, abs=1e-4)
+        finally:
+            await engine.close()
 
 
 async def test_a_server_merges_adapters_into_the_model_that_it_reads_itself(engine: VllmEngine, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Named = Iterator[tuple[str, torch.Tensor]]
 
@@ -82,7 +83,9 @@ class RocstarWorker:
 
     def _rocstar_take(self, tensors: Named) -> dict[str, str]:
         try:
-            self.model_runner.reload_weights(weights_iterator=tensors)
+            self._rocstar_forget_kernels()
+            with _Copies(self.model_runner.get_model()):
+                self.model_runner.reload_weights(weights_iterator=tensors)
             self._rocstar_pack_again()
         except Exception as error:  # reported to the client, which takes this engine out of service
             return {"failed": repr(error)}
@@ -98,6 +101,13 @@ class RocstarWorker:
             length = (begin + size - first) // mmap.PAGESIZE * mmap.PAGESIZE
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(max(0, length)), mmap.MADV_DONTNEED)
         return {}
+
+    def _rocstar_forget_kernels(self) -> None:
+        """On CPUs vLLM computes experts from packed weights too, and packs only those of a layer without a kernel."""
+        for layer in self.model_runner.get_model().modules() if self.device.type == "cpu" else ():
+            method: Any = getattr(layer, "quant_method", None)
+            if hasattr(method, "moe_kernel"):
+                method.moe_kernel = None
 
     def _rocstar_pack_again(self) -> None:
         """Repack a tied LM head. On CPUs vLLM computes linear layers from a packed copy of their weights, and its
@@ -122,6 +132,41 @@ class RocstarWorker:
             return logits
 
         model.compute_logits = masked
+
+
+class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives vLLM's reload what a model copies into parameters without their loaders, as GPT-OSS does with experts and
+    sinks. Until all of a layer is there its parameters are on the meta device, where such a copy would be lost."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reload = layerwise
+        self._awaited = {
+            tensor.untyped_storage()._cdata: (layer, name)
+            for layer in model.modules()
+            for name, tensor in layerwise.get_layerwise_info(layer).restore_metadata[0].items()
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and args[0].is_meta:
+            layer, name = self._awaited.get(args[0].untyped_storage()._cdata, (None, ""))
+            if layer and self._is_past_loader(layer, name):
+                getattr(layer, name).weight_loader = _copied
+                load = self._reload.make_online_process_loader(layer, name)
+                load(getattr(layer, name), args[1], args[0].size(), args[0].stride(), args[0].storage_offset())
+                return args[0]
+        return func(*args, **(kwargs or {}))
+
+    def _is_past_loader(self, layer: torch.nn.Module, name: str) -> bool:
+        """A loader notes what it is given before it copies."""
+        noted = self._reload.get_layerwise_info(layer).loaded_weights
+        return not noted or noted[-1][0] != name or "offset" in noted[-1][1].arguments
+
+
+def _copied(param: torch.Tensor, loaded_weight: torch.Tensor, size: Any, stride: Any, offset: int) -> None:
+    param.data.as_strided(size, stride, offset).copy_(loaded_weight)
 
 
 def _tensors(folder: Path, dtype: torch.dtype) -> Named | None:
