@@ -99,13 +99,14 @@ async def test_a_server_takes_weights_that_are_sent_past_any_file(
         assert [span.version for span in (await ask(engine, "after")).version_spans] == [7]
 
 
+@pytest.mark.parametrize("sent", [3, 9])  # within a layer, after one
 async def test_a_server_whose_weights_broke_off_takes_them_whole_the_next_time(
-    engine: VllmEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: VllmEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
     """Which is at once. The canary rows prove it, though vLLM had begun to take them."""
     known: Any = SimpleNamespace(vocab_size=VOCAB)
     policy = Policy(qwen(2), known, template_named("compact"))
-    channel, put, left = Channel(policy.device, "127.0.0.1", largest=policy.largest_tensor), Channel.put, [9]
+    channel, put, left = Channel(policy.device, "127.0.0.1", largest=policy.largest_tensor), Channel.put, [sent]
 
     def breaks_off(self: Channel, name: str, tensor: torch.Tensor) -> None:
         put(self, name, tensor)

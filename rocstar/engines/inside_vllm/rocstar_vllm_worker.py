@@ -83,7 +83,7 @@ class RocstarWorker:
 
     def _rocstar_take(self, tensors: Named) -> dict[str, str]:
         try:
-            self._rocstar_forget_kernels()
+            self._rocstar_forget()
             with _Copies(self.model_runner.get_model()):
                 self.model_runner.reload_weights(weights_iterator=tensors)
             self._rocstar_pack_again()
@@ -102,11 +102,18 @@ class RocstarWorker:
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(max(0, length)), mmap.MADV_DONTNEED)
         return {}
 
-    def _rocstar_forget_kernels(self) -> None:
-        """On CPUs vLLM computes experts from packed weights too, and packs only those of a layer without a kernel."""
-        for layer in self.model_runner.get_model().modules() if self.device.type == "cpu" else ():
+    def _rocstar_forget(self) -> None:
+        """Forget what a layer got in an exchange that broke off, since vLLM would count it as of this one; and, on
+        CPUs, kernels of experts, since vLLM computes these from packed weights too and packs those of a layer without a
+        kernel only."""
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        for layer in self.model_runner.get_model().modules():
             method: Any = getattr(layer, "quant_method", None)
-            if hasattr(method, "moe_kernel"):
+            begun = get_layerwise_info(layer)
+            begun.load_numel = 0
+            begun.loaded_weights.clear()
+            if self.device.type == "cpu" and hasattr(method, "moe_kernel"):
                 method.moe_kernel = None
 
     def _rocstar_pack_again(self) -> None:
