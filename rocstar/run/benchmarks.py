@@ -13,14 +13,10 @@ from pathlib import Path
 from rocstar.config.layers import key_of
 from rocstar.config.recipe import changed, refuse_others
 from rocstar.config.sections import BenchmarkSection, Recipe
-from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark
-from rocstar.parts.build import AttemptParts
-from rocstar.parts.lengths import positions_needed
 from rocstar.record.show import OF_HELD_OUT
 
 READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_parallel_calls", "rollout.top_p",
@@ -40,26 +36,6 @@ class NamedBenchmark:
     @property
     def name(self) -> str:
         return self.source.stem
-
-    @property
-    def parts(self) -> AttemptParts:
-        """The parts of attempts that its settings define."""
-        return AttemptParts(self.recipe)
-
-    def positions(self, codec: Codec, template: Template, model_positions: int) -> int:
-        """Tokens of its longest attempt. Raises ConfigError when the model holds less."""
-        rollout = self.recipe.rollout
-        talk = self.parts.conversation(codec, template, with_tools=rollout.has_tools)
-        try:
-            return positions_needed(
-                self.source.problems,
-                self.source.kind.conversation(talk),
-                response_tokens=rollout.max_response_tokens,
-                model_positions=model_positions,
-                environment=self.source.kind.environment or self.parts.environment,
-            )
-        except ConfigError as error:
-            raise ConfigError(f"benchmark {self.name}: {error}") from None
 
 
 def read_benchmarks(recipe: Recipe) -> list[NamedBenchmark]:

@@ -24,6 +24,7 @@ from rocstar.config.sections import (
 )
 from rocstar.data.sft.check import check_call, load_conversations
 from rocstar.data.sft.format import Chat, Refused
+from rocstar.data.sft.render import from_demonstration
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
@@ -43,10 +44,11 @@ from rocstar.protocols import Task, ToolSpec
 from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
-from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
+from rocstar.run.rows import Layout, as_shown, layouts_of, rows_of_layouts, with_steps
 from rocstar.run.tasks import (
     FileTask,
     asked_again,
+    demonstrations_of,
     heldout_problems,
     make_task,
     not_drawn,
@@ -136,7 +138,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
     template = parts.template(pretrained.folder if pretrained else None)
-    layouts, layout_notes = _layouts(recipe, template, rows)
+    layouts, layout_notes = _layouts(parts, template, rows)
     stages, notes = with_steps(recipe.stage, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in stages):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
@@ -433,8 +435,22 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
             environment=material.parts.environment,
             leaves_out="data.max_prompt_tokens",
         )
-    needed = (benchmark.positions(codec, material.template, model_positions) for benchmark in material.benchmarks)
+    needed = (_positions_on(benchmark, codec, material.template, model_positions) for benchmark in material.benchmarks)
     return max([own, *needed])
+
+
+def _positions_on(benchmark: NamedBenchmark, codec: Codec, template: Template, model_positions: int) -> int:
+    rollout, kind, parts = benchmark.recipe.rollout, benchmark.source.kind, AttemptParts(benchmark.recipe)
+    try:
+        return positions_needed(
+            benchmark.source.problems,
+            kind.conversation(parts.conversation(codec, template, with_tools=rollout.has_tools)),
+            response_tokens=rollout.max_response_tokens,
+            model_positions=model_positions,
+            environment=kind.environment or parts.environment,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"benchmark {benchmark.name}: {error}") from None
 
 
 def first_prompt(material: Material) -> str | None:
@@ -489,18 +505,23 @@ def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:
 def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
     """The stage's demonstrations, generated now if they come from its task."""
     found = material.layouts[stage.name]
-    if found is not None:
-        return found
-    return layouts_of(material.parts, stage, material.template, None, task_of(material.recipe, stage))
+    return _of_task(material, stage) if found is None else found
+
+
+def _of_task(material: Material, stage: SftStage) -> list[Layout]:
+    task, feedback = task_of(material.recipe, stage), material.parts.feedback
+    demonstrations = demonstrations_of(task, stage.name, stage.steps * stage.sft.batch_rows)
+    shown = (from_demonstration(demonstration, feedback) for demonstration in demonstrations)
+    return layouts_of(shown, material.template, material.parts.specs)
 
 
 def _layouts(
-    recipe: Recipe, template: Template, names: Set[str] | None
+    parts: AttemptParts, template: Template, names: Set[str] | None
 ) -> tuple[dict[str, list[Layout] | None], list[str]]:
     """Each SFT stage's demonstrations, and messages for the user about them."""
     found: dict[str, list[Layout] | None] = {}
     notes: list[str] = []
-    parts = AttemptParts(recipe)
+    recipe = parts.recipe
     for stage in recipe.sft_stages:
         if names is not None and stage.name not in names:
             continue
@@ -510,7 +531,8 @@ def _layouts(
             found[stage.name] = None
         else:
             conversations = load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
-            found[stage.name] = layouts_of(parts, stage, template, conversations, task)
+            shown = (as_shown(conversation, parts.feedback) for conversation in conversations)
+            found[stage.name] = layouts_of(shown, template, parts.specs)
             notes += _foreign_calls(stage.name, conversations, parts.specs)
             if recipe.rl_stages and all(chat.tools is not None for chat in conversations):
                 notes.append(
@@ -576,8 +598,7 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
     demonstrations, those of one step stand for all, unless the task returns everything at once."""
     layouts, times, recipe = material.layouts.get(stage.name, ()), 1, material.recipe
     if layouts is None:
-        one = stage.model_copy(update={"steps": 1})
-        layouts = layouts_of(material.parts, one, material.template, None, task_of(recipe, stage))
+        layouts = _of_task(material, stage.model_copy(update={"steps": 1}))
         times = 1 if len(layouts) > stage.sft.batch_rows else stage.steps
     size = BYTES if recipe.model.word_merges else ACROSS_WORDS
     return [1 + len("".join(piece.text for piece in layout).encode()) // size for layout in layouts] * times

@@ -41,7 +41,7 @@ from rocstar.record.rollouts import (
     rows_of_step,
     trajectory_of,
 )
-from rocstar.run.opening import opened
+from rocstar.run.checkpoints import opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
 from rocstar.run.tried import Tried
 from rocstar.support.plugins import is_reference

@@ -14,6 +14,7 @@ from rocstar.answers.grade import Grader
 from rocstar.config.sections import Recipe, RlStage, Stage, StageRolloutSection
 from rocstar.errors import RunHalted
 from rocstar.learning.policy import Policy
+from rocstar.learning.update import Updater
 from rocstar.parts.build import AttemptParts
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
@@ -23,7 +24,7 @@ from rocstar.record.tracker import RunTracker
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet
 from rocstar.run.calls import FinishedCalls
-from rocstar.run.checkpoints import Checkpoints, Learner, Progress
+from rocstar.run.checkpoints import Checkpoints, Progress
 from rocstar.run.meter import Meter
 from rocstar.run.probe import Prober
 from rocstar.run.published import PublishedWeights
@@ -98,7 +99,7 @@ class Run:
         self.tracker.start_stage(stage.name, stage.kind, stage.steps)
         self.screen.stage(stage.name, detail)
 
-    def skip(self, stage: RlStage, learner: Learner, reason: str) -> None:
+    def skip(self, stage: RlStage, learner: Updater, reason: str) -> None:
         """Skip a stage that has nothing to learn from."""
         self.screen.note(f"{stage.name}: {reason}, so the stage is skipped")
         self.tracker.event("stage_skipped", name=stage.name)
@@ -157,7 +158,7 @@ class Run:
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    def save(self, learner: Learner, *, complete: bool) -> None:
+    def save(self, learner: Updater, *, complete: bool) -> None:
         """Raises RunHalted when an earlier write failed: a checkpoint newer than the record would hide the hole."""
         with self.meter.phase("saving"):
             self.tracker.flush()

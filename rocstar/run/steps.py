@@ -12,10 +12,10 @@ from typing import Any
 
 from rocstar.config.sections import Stage
 from rocstar.errors import RunHalted
+from rocstar.learning.update import Updater
 from rocstar.record.journal import read_journal
 from rocstar.rollout.carry import Carried
 from rocstar.run.alarms import Alarm, new_alarms
-from rocstar.run.checkpoints import Learner
 from rocstar.run.run import Run
 from rocstar.run.stages import expected_steps, why_over
 from rocstar.support.screen import plural
@@ -26,7 +26,7 @@ TRAINER_PHASES = ("rollout", "learning", "record", "sft")
 class StageSteps:
     """The steps of the stage under way."""
 
-    def __init__(self, run: Run, stage: Stage, learner: Learner) -> None:
+    def __init__(self, run: Run, stage: Stage, learner: Updater) -> None:
         self._run, self._stage, self._learner = run, stage, learner
         self._rows: list[Mapping[str, Any]] = [r for r in read_journal(run.folder.metrics) if r["stage"] == stage.name]
         self._began = 0.0
@@ -111,7 +111,7 @@ class StageSteps:
 
 
 @contextmanager
-def steps_of(run: Run, stage: Stage, learner: Learner) -> Iterator[StageSteps]:
+def steps_of(run: Run, stage: Stage, learner: Updater) -> Iterator[StageSteps]:
     """The steps of a stage. Within this context a Ctrl-C keeps finished steps."""
     with run.stopper.finishing(run.is_half_changed):
         try:
