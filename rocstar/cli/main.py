@@ -10,8 +10,8 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Iterable, Set
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
     from rocstar.record.folder import RunFolder
     from rocstar.run.material import Material
+    from rocstar.support.screen import Screen
 
 TRACEBACK = "--traceback"
 NOTHING_YET = "stopped before anything was written"
@@ -407,19 +408,58 @@ def _print_given(
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
-    from rocstar.cli.launch import run as carry_out
     from rocstar.support.screen import Screen
 
     go_on = f"continue with: rocstar train --resume {folder.argument}"
     try:
         with stoppable(lambda: f"stopped; {_kept(folder)}; {go_on}"), Screen() as screen:
             screen.note(f"run folder: {folder.path}")
-            carry_out(material, folder, screen, resume=resume)
+            launch(material, folder, screen, resume=resume)
     except OSError as error:
         if not is_disk_full(error):
             raise
         stop(FAILED, f"the disk is full; free some space, then {go_on}")
     _show_result(folder, as_json=as_json)
+
+
+def launch(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
+    """Carry out a recipe's stages in `folder`, which is locked meanwhile: machines first, and only then slow imports.
+    Raises KeyboardInterrupt when asked to stop, after saving unsaved progress. Other errors are recorded in the run's
+    events."""
+    import asyncio
+
+    from rocstar.cluster.start import opened_machines
+    from rocstar.record.trackers import tracked
+    from rocstar.support.child import uncollected
+
+    recipe = material.recipe
+    identity, trackers = folder.path.resolve() / "run.json", recipe.run.trackers
+    with (
+        folder.locked(),  # first: a start that is refused must not send steps of the run that goes on
+        tracked(folder, trackers, screen.note),
+        _failure_noted(folder),
+        opened_machines(recipe, identity, material.placement) as machines,
+    ):
+        with uncollected():
+            from rocstar.run.stopper import Stopper
+            from rocstar.train import train
+
+        stopper = Stopper(screen.note)
+        with stopper.installed():
+            asyncio.run(train(material, folder, screen, machines, resume=resume, stopper=stopper))
+
+
+@contextmanager
+def _failure_noted(folder: RunFolder) -> Iterator[None]:
+    from rocstar.record.show import note_failure
+
+    try:
+        yield
+    except Exception as error:
+        report = failure(error)
+        with suppress(OSError):  # a full disk may be what ended it
+            note_failure(folder, report[1] if report else f"a fault of rocstar itself: {type(error).__name__}: {error}")
+        raise
 
 
 def _show_result(folder: RunFolder, *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocstar.answers.grade import Grader
+from rocstar.cluster.here import started_sandbox
 from rocstar.config.places import SandboxSection, VllmEngines
 from rocstar.config.recipe import changed, refuse_others, resolved_from_json
 from rocstar.config.sections import Recipe, StageRolloutSection
@@ -302,12 +303,30 @@ Subject = LocalModel | EndpointModel
 """A subject of an evaluation."""
 
 
-def find_subject(name: str, runs: Path) -> LocalModel:
-    """A Hugging Face folder, a run's name, `last` or RUN@STEP, with the run's settings or the defaults. Raises
-    ConfigError if nothing has that name."""
+def find_subject(name: str, runs: Path, settings: Sequence[str], options: Mapping[str, str]) -> LocalModel:
+    """A Hugging Face folder, a run's name, `last` or RUN@STEP, with the run's settings or the defaults, and these
+    changes. Raises ConfigError if nothing has that name."""
     model, run, step = model_named(name, runs)
     recipe = resolved_from_json(run.resolved).as_evaluated() if run else Recipe()
-    return LocalModel(model=model, recipe=recipe, run=run, step=step)
+    return LocalModel(model=model, recipe=settings_in_force(recipe, settings, options), run=run, step=step)
+
+
+def find_agent(name: str, runs: Path, settings: Sequence[str], context: int | None) -> LocalModel:
+    """A model to talk to, checked before anything is loaded. context: tokens of the longest conversation; None: what
+    the model holds. Raises ConfigError for a model, a setting or a context that cannot be used."""
+    subject = find_subject(name, runs, settings, {})
+    if context is not None and context > subject.holds:
+        raise ConfigError(f"--context {context} is more than the {subject.holds} tokens that the model holds; lower it")
+    subject.conversation()
+    return subject
+
+
+@asynccontextmanager
+async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> AsyncIterator[Roller]:
+    """Engine and sandbox for `rows` conversations at once, of `positions` tokens each. Raises what opening raises."""
+    with started_sandbox(subject.recipe.sandbox) as sandbox:
+        async with subject.opened(positions, sandbox, rows=rows) as roller:
+            yield roller
 
 
 def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:

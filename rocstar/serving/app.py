@@ -25,11 +25,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rocstar.errors import ConfigError, DataError
+from rocstar.evaluation.subject import find_agent, opened_agent
 from rocstar.parts.modelfolder import model_name
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.serving.agent import Event, Ran, answered, checked, environment_for, history_ids, opened_agent
+from rocstar.serving.agent import Event, Ran, answered, environment_for, history_ids
 from rocstar.serving.requests import ChatRequest, read_request
 from rocstar.serving.spec import ServeSpec
 from rocstar.support.listen import (
@@ -77,7 +78,7 @@ def serve(spec: ServeSpec, say: Callable[[str], None]) -> None:
         raise ConfigError(
             f"{spec.host} may be reached by others; set {TOKEN} to a secret that clients send as their API key"
         )
-    subject = checked(spec)
+    subject = find_agent(spec.model, spec.runs, spec.settings or (), spec.context)
     name = subject.run.name if subject.run else model_name(subject.model)
     positions = spec.context or subject.holds
     place = listener(spec.host, spec.port)
