@@ -16,6 +16,7 @@ from typing import Any, cast, get_args
 from rocstar.cluster.here import Machines
 from rocstar.cluster.start import opened_machines
 from rocstar.config.layers import key_of
+from rocstar.config.recipe import changed
 from rocstar.config.sections import Recipe
 from rocstar.config.values import drawable
 from rocstar.dialogue.template import SYSTEM
@@ -28,7 +29,7 @@ from rocstar.evaluation.evaluate import CIRCUMSTANCES, Evaluation, Protocol, eva
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark, read_file
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.spec import ENDPOINT_KEY, JUDGE_KEY, OPTIONS, EvalSpec
-from rocstar.evaluation.subject import EndpointModel, LocalModel, Subject, find_subject, settings_in_force
+from rocstar.evaluation.subject import EndpointModel, LocalModel, Subject, find_subject, refuse_unread
 from rocstar.parts.modelfolder import identity_of
 from rocstar.record.atomic import plain
 from rocstar.record.evaluations import RESULT, label_of, model_folder
@@ -210,7 +211,9 @@ def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
     if spec.tools not in (None, *get_args(ToolStyle)):
         raise ConfigError(f"--tools {spec.tools} is none of {', '.join(get_args(ToolStyle))}")
     bare = spec.tools == "none"  # an agent builds its own conversation
-    recipe = settings_in_force(Recipe(), ['rollout.preamble=""', *settings] if bare else settings, spec.options)
+    given = ['rollout.preamble=""', *settings] if bare else settings
+    refuse_unread(given, spec.options)
+    recipe = changed(Recipe(), given, spec.options)
     if bare:
         recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"max_turns": 1})})
     usual = None if bare else SYSTEM

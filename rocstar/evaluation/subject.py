@@ -308,7 +308,8 @@ def find_subject(name: str, runs: Path, settings: Sequence[str], options: Mappin
     changes. Raises ConfigError if nothing has that name."""
     model, run, step = model_named(name, runs)
     recipe = resolved_from_json(run.resolved).as_evaluated() if run else Recipe()
-    return LocalModel(model=model, recipe=settings_in_force(recipe, settings, options), run=run, step=step)
+    refuse_unread(settings, options)
+    return LocalModel(model=model, recipe=changed(recipe, settings, options), run=run, step=step)
 
 
 def find_agent(name: str, runs: Path, settings: Sequence[str], context: int | None) -> LocalModel:
@@ -329,11 +330,9 @@ async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> Asy
             yield roller
 
 
-def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
-    """A subject's recipe with these changes (`recipe.changed`). Raises ConfigError for a key that an evaluation does
-    not read."""
+def refuse_unread(settings: Sequence[str], options: Mapping[str, str]) -> None:
+    """Raises ConfigError for a key that an evaluation does not read."""
     refuse_others((*settings, *options), READ, "it", INSTEAD)
-    return changed(recipe, settings, options)
 
 
 def tools_in_words(rollout: StageRolloutSection, sandbox: SandboxSection) -> str:

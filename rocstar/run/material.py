@@ -144,7 +144,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
     recipe = recipe.model_copy(update={"stage": stages})
     tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
-    problems = {stage.name: _problems(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
+    problems = {stage.name: problems_of(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
     leaving = ((name, left) for name, own in tasks.items() if isinstance(own, FileTask) for left in own.left_out)
     again = ((name, asked_again(asked, heldout)) for name, asked in problems.items())
     tested = ((name, not_drawn(asked, task, recipe.evaluate.problems)) for name, asked in problems.items())
@@ -244,18 +244,6 @@ def _measured_at_first(material: Material, *, makes_rows: bool) -> Material:
     placement = placed_here(recipe, None, model.max_positions).refuse()
     memory = _memory(shown, placement, cache, _positions_at_first(shown) if makes_rows else 1, None, {})
     return replace(material, notes=shown.notes, placement=placement, memory=memory)
-
-
-def pool_sizes(recipe: Recipe) -> dict[str, int]:
-    """Problems that each RL stage may learn from. Raises ConfigError and DataError."""
-    heldout = heldout_problems(task_of(recipe, recipe))
-    return {stage.name: len(_problems(stage, task_of(recipe, stage), heldout)) for stage in recipe.rl_stages}
-
-
-def rows_of_epochs(stages: Sequence[SftStage], tool_name: str) -> dict[str, int]:
-    """Rows of the file of each SFT stage that is given in epochs. Raises DataError if they cannot be read."""
-    files = {stage.name: stage.sft.rows_file for stage in stages if stage.epochs}
-    return {name: len(load_conversations(Path(file), tool_name)) for name, file in files.items() if file}
 
 
 def few_problems(stage: RlStage, there: int) -> str | None:
@@ -543,7 +531,8 @@ def _layouts(
     return found, notes
 
 
-def _problems(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequence[Problem]:
+def problems_of(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequence[Problem]:
+    """Problems that a stage may learn from. Raises ConfigError if there are none, DataError."""
     if not (problems := training_problems(task, heldout)):
         raise ConfigError(f"stage {stage.name} has no problems to learn from that are not held out; give it more data")
     return problems
