@@ -24,7 +24,6 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
-from rocstar.evaluation.one_turn import specs_of
 from rocstar.learning.models import compute_dtype, device_of, load_model, threads_in_use
 from rocstar.parts.build import (
     AttemptParts,
@@ -40,7 +39,7 @@ from rocstar.parts.threads import begin_threads
 from rocstar.protocols import ToolSpec
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.environment import Conversation
+from rocstar.rollout.environment import Conversation, specs_of
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.chat_http import check_address
 from rocstar.types import Problem

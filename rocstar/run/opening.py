@@ -46,11 +46,10 @@ from rocstar.run.material import (
     unwritten,
     without_long_prompts,
 )
-from rocstar.run.meter import Meter
 from rocstar.run.probe import Prober
 from rocstar.run.published import MEMORY, PublishedWeights
 from rocstar.run.rows import rows_of_layouts, write_sft_rows
-from rocstar.run.run import Run
+from rocstar.run.run import Meter, Run
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.call import Isolation
 from rocstar.sandbox.client import SandboxClient

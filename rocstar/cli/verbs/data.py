@@ -18,8 +18,8 @@ from rocstar.support.exits import OK, USAGE
 
 if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
+    from rocstar.data.pool.build import Datasheet
     from rocstar.data.pool.check import FileReport, FindingCount, Wording
-    from rocstar.data.pool.datasheet import Datasheet
     from rocstar.data.pool.overlap import BenchmarkQuestion
     from rocstar.data.pool.rules import Check
     from rocstar.parts.build import AttemptParts
@@ -162,9 +162,8 @@ def _recipe(path: Path | None, settings: list[str]) -> Recipe:
 def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
     """Questions of plain files, and of all benchmarks of pool recipes."""
     from rocstar.config.layers import load
-    from rocstar.data.pool.build import benchmark_questions
+    from rocstar.data.pool.build import Datasheet, benchmark_questions
     from rocstar.data.pool.config import InputSection, PoolConfig
-    from rocstar.data.pool.datasheet import Datasheet
     from rocstar.evaluation.contamination import beside_known
 
     for file in files:
