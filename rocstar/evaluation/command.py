@@ -220,18 +220,13 @@ def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
     return EndpointModel(
         url=spec.endpoint.rstrip("/"),
         name=spec.model,
-        key=_key_in(ENDPOINT_KEY),
+        key=os.environ.get(ENDPOINT_KEY) or None,  # empty counts as none
         parallel=spec.parallel or PARALLEL,
         tools=cast(ToolStyle, spec.tools or "openai"),
         recipe=recipe,
         capped=capped,
         system=usual if spec.system is None else spec.system or None,
     )
-
-
-def _key_in(variable: str) -> str | None:
-    """The API key from the environment; empty counts as none."""
-    return os.environ.get(variable) or None
 
 
 def _places(spec: EvalSpec, subject: Subject, stem: str) -> Iterator[Path]:
@@ -303,7 +298,7 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
         if kind.needs_judge:
             assert spec.judge is not None and spec.judge_model is not None
             parallel = spec.parallel or PARALLEL
-            judge = ChatClient(spec.judge, spec.judge_model, key=_key_in(JUDGE_KEY), parallel=parallel)
+            judge = ChatClient(spec.judge, spec.judge_model, key=os.environ.get(JUDGE_KEY) or None, parallel=parallel)
             closing.push_async_callback(judge.close)
         attempts = len(planned.problem_set.problems) * planned.protocol.attempts
         opened = subject.opened(

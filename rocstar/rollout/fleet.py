@@ -431,7 +431,7 @@ class Fleet:
         progress, before = member.progress(), member.seen
         member.seen = progress
         member.looks = member.looks + 1 if member.turns and progress == before else 0
-        if self._is_too_long(member.looks):
+        if member.looks * TICK_SECONDS >= self._patience:
             self._take_out(member, f"no progress for {self._patience:g} s with {len(member.turns)} turns to do")
 
     def _standing(self) -> frozenset[str]:
@@ -452,13 +452,10 @@ class Fleet:
         at_tools = any(not session.turns for session in self._sessions.values())
         idle = not any(member.turns for member in up) and not (up and at_tools)
         self._idle_looks = self._idle_looks + 1 if idle else 0
-        if self._is_too_long(self._idle_looks):
+        if self._idle_looks * TICK_SECONDS >= self._patience:
             error = f"no engine took any of {len(self._turns)} turns for {self._patience:g} s: {self._reasons()}"
             for turn in list(self._turns.values()):
                 self._settle(turn, EngineUnavailable(error))
-
-    def _is_too_long(self, looks: int) -> bool:
-        return looks * TICK_SECONDS >= self._patience
 
     def _reasons(self) -> str:
         reasons = (f"{member.name}: {member.reason or 'is up'}" for member in self._members.values())

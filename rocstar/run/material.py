@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,6 @@ from rocstar.config.sections import (
     Recipe,
     RlStage,
     SftStage,
-    StageRolloutSection,
 )
 from rocstar.data.sft.check import check_call, load_conversations
 from rocstar.data.sft.format import Chat, Refused
@@ -418,7 +417,7 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
         own = positions_needed(
             problems.values(),
             material.conversation(codec),
-            response_tokens=_longest_response(material.recipe.rollouts),
+            response_tokens=max(rollout.max_response_tokens for rollout in material.recipe.rollouts),
             model_positions=model_positions,
             environment=material.parts.environment,
             leaves_out="data.max_prompt_tokens",
@@ -458,8 +457,8 @@ def _positions_at_first(material: Material) -> int:
     """A lower bound on the tokens of the longest attempt, in a run without a tokenizer yet. If one token per byte of
     its prompt would be too many, the tokenizer is trained to count. Raises ConfigError if the model holds less."""
     recipe = material.recipe
-    rollouts = (benchmark.recipe.rollout for benchmark in material.benchmarks)
-    longest = _longest_response([*recipe.rollouts, *rollouts])
+    rollouts = (*recipe.rollouts, *(benchmark.recipe.rollout for benchmark in material.benchmarks))
+    longest = max(rollout.max_response_tokens for rollout in rollouts)
     model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
     benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems)
     problems = [*material.questions, *benchmarks]
@@ -548,10 +547,6 @@ def _pretrained(path: str, torch_engine: bool) -> tuple[ModelFacts, Codec]:
             "rows of the model's embedding; they do not belong together, so put the model's own tokenizer there"
         )
     return facts, codec
-
-
-def _longest_response(rollouts: Iterable[StageRolloutSection]) -> int:
-    return max(rollout.max_response_tokens for rollout in rollouts)
 
 
 def _memory(

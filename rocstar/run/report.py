@@ -279,14 +279,10 @@ def is_unfounded(attempt: Trajectory, decode: Decode) -> bool:
     shown = "\n".join(f"{result.stdout}\n{result.value or ''}" for result in attempt.results)
     if not any(_plain(answer) in _plain(text) for text in (bare, shown)):
         return True
-    return _has_other_sign(_plain(answer), f"{bare}\n{shown}".replace(",", ""))
-
-
-def _has_other_sign(answer: str, text: str) -> bool:
-    if not NUMBER.fullmatch(answer):
+    if not NUMBER.fullmatch(plain := _plain(answer)):
         return False
-    numbers = {float(found) for found in NUMBER.findall(text)}
-    return float(answer) not in numbers and -float(answer) in numbers
+    numbers = {float(found) for found in NUMBER.findall(f"{bare}\n{shown}".replace(",", ""))}
+    return float(plain) not in numbers and -float(plain) in numbers
 
 
 def gives_several_answers(attempt: Trajectory, decode: Decode) -> bool:

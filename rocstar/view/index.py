@@ -207,26 +207,21 @@ class Index:
 
     def _missing(self) -> list[Found]:
         """Files that are new or were written anew, the newest first; those that are gone leave the table."""
-        there = dict(self._stated())
+        there: dict[str, Found] = {}
+        for file in self.source.attempt_files():
+            with suppress(OSError):  # gone since
+                there[str(file.path.relative_to(self.source.root))] = file, file.path.stat()
         known = {
             path: (number, *state) for number, path, *state in self.ask("SELECT id, path, modified, bytes FROM files")
         }
         same = {
             path for path, (_, found) in there.items() if known.get(path, ())[1:] == (found.st_mtime_ns, found.st_size)
         }
-        self._forget([known[path][0] for path in known.keys() - same])
-        return [there[path] for path in there if path not in same]
-
-    def _stated(self) -> Iterator[tuple[str, Found]]:
-        for file in self.source.attempt_files():
-            with suppress(OSError):  # gone since
-                yield str(file.path.relative_to(self.source.root)), (file, file.path.stat())
-
-    def _forget(self, numbers: list[int]) -> None:
-        if numbers:
+        if gone := [known[path][0] for path in known.keys() - same]:
             with self._transaction() as cursor:
                 for table, column in (("attempts", "file"), ("files", "id")):
-                    cursor.execute(f"DELETE FROM {table} WHERE list_contains(?::INTEGER[], {column})", [numbers])
+                    cursor.execute(f"DELETE FROM {table} WHERE list_contains(?::INTEGER[], {column})", [gone])
+        return [there[path] for path in there if path not in same]
 
     def _insert(self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result) -> None:
         path = str(file.path)

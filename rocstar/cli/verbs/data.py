@@ -17,7 +17,6 @@ from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stoppable, write
 from rocstar.support.exits import OK, USAGE
 
 if TYPE_CHECKING:
-    from rocstar.config.sections import Recipe
     from rocstar.data.pool.build import Datasheet
     from rocstar.data.pool.check import FileReport, FindingCount, Wording
     from rocstar.data.pool.overlap import BenchmarkQuestion
@@ -99,14 +98,17 @@ def check_problems(
 
     Example: rocstar data check train.jsonl --recipe my.toml --against recipes/data/math_pool.toml"""
     from rocstar.answers.extract import boxed_answer
+    from rocstar.config.recipe import changed, load_recipe, refuse_others
+    from rocstar.config.sections import Recipe
     from rocstar.data.pool.check import check_file
     from rocstar.data.problems import columns_of
     from rocstar.parts.build import AttemptParts
     from rocstar.run.material import task_of
 
     options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
-    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
-    chosen = _recipe(recipe, [*(settings or []), *given])
+    given = [*(settings or []), *(f"{key}={json.dumps(value)}" for key, value in options.items() if value)]
+    refuse_others(given, READ, "a check")
+    chosen = load_recipe(recipe, given) if recipe else changed(Recipe(), ["data.source=files", *given], {})
     stages = (stage.data for stage in chosen.rl_stages)  # that of the stage which names the file, else the recipe's
     columns = next((data.columns for data in stages if file in data.train_files), chosen.data.columns)
     asked = tuple(columns.question)
@@ -148,15 +150,6 @@ def verifier(answer_of: Callable[[str], str | None], name: str = "boxed") -> Ite
             yield lambda gold, response: grade(gold, answer_of(response))
         finally:
             runner.run(grader.close())
-
-
-def _recipe(path: Path | None, settings: list[str]) -> Recipe:
-    """Raises ConfigError, also for a key that a check does not read."""
-    from rocstar.config.recipe import changed, load_recipe, refuse_others
-    from rocstar.config.sections import Recipe
-
-    refuse_others(settings, READ, "a check")
-    return changed(Recipe(), ["data.source=files", *settings], {}) if path is None else load_recipe(path, settings)
 
 
 def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
