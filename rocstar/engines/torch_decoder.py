@@ -25,7 +25,7 @@ from rocstar.engines.pages import PAGE, PagePool
 from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_forward import drop_weights, forward_of, take_weights
 from rocstar.engines.torch_graphs import filled, in_graphs
-from rocstar.engines.torch_table import Ints, Sequence, SequenceTable, Work
+from rocstar.engines.torch_table import Ints, SequenceTable, Work
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Weights, spans_of
 
@@ -217,16 +217,12 @@ class PagedDecoder:
         self.produced_tokens += len(rows)
         stopped = (columns.stops[rows] == ids[:, None]).any(1)
         over = stopped | (columns.known[rows] >= columns.limit[rows])
-        if over.any():
-            self._finish(dict(zip(rows[over].tolist(), stopped[over].tolist(), strict=True)))
-
-    def _finish(self, stopped: dict[int, bool]) -> None:
-        """End the requests of these rows, by whether a stop token ended them."""
-        ended: list[Sequence] = [sequence for sequence in self._table.running if sequence.row in stopped]
-        for sequence in ended:
+        if not over.any():
+            return
+        by_stop = dict(zip(rows[over].tolist(), stopped[over].tolist(), strict=True))
+        for sequence in [sequence for sequence in self._table.running if sequence.row in by_stop]:
             assert sequence.row is not None
-            finish = Finish.STOP if stopped[sequence.row] else Finish.LENGTH
-            self._end([self._table.end(sequence)], finish)
+            self._end([self._table.end(sequence)], Finish.STOP if by_stop[sequence.row] else Finish.LENGTH)
 
     def _fail(self, rows: list[int]) -> None:
         """End the sessions of these rows and drop their cache, which may hold nan too."""

@@ -25,13 +25,7 @@ from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.learning.models import compute_dtype, device_of, load_model, threads_in_use
-from rocstar.parts.build import (
-    AttemptParts,
-    OwnedEngine,
-    attempt_limits,
-    named_engines,
-    opened_fleet,
-)
+from rocstar.parts.build import AttemptParts, OwnedEngine, attempt_limits, named_engines, opened_fleet
 from rocstar.parts.lengths import named, positions_needed, prompt_tokens
 from rocstar.parts.modelfolder import model_facts, model_name, model_named
 from rocstar.parts.placement import EMBEDDED, NOWHERE, Placement, placed_here

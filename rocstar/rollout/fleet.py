@@ -421,18 +421,16 @@ class Fleet:
                 await asyncio.sleep(TICK_SECONDS)
                 await self._awake.wait()
                 for member in [member for member in self._members.values() if member.up]:
-                    self._look_at(member)
+                    progress, before = member.progress(), member.seen
+                    member.seen = progress
+                    member.looks = member.looks + 1 if member.turns and progress == before else 0
+                    if member.looks * TICK_SECONDS >= self._patience:
+                        turns = f"{len(member.turns)} turns to do"
+                        self._take_out(member, f"no progress for {self._patience:g} s with {turns}")
                 self._look_at_waiting()
                 self._assign_soon()
         finally:
             self._watching = False
-
-    def _look_at(self, member: FleetMember) -> None:
-        progress, before = member.progress(), member.seen
-        member.seen = progress
-        member.looks = member.looks + 1 if member.turns and progress == before else 0
-        if member.looks * TICK_SECONDS >= self._patience:
-            self._take_out(member, f"no progress for {self._patience:g} s with {len(member.turns)} turns to do")
 
     def _standing(self) -> frozenset[str]:
         at_work = {member for member in self._members.values() if member.up and member.turns}

@@ -14,13 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import failures_on_answer
-from rocstar.config.sections import (
-    BY_EPOCHS,
-    STALE_CAP,
-    Recipe,
-    RlStage,
-    SftStage,
-)
+from rocstar.config.sections import BY_EPOCHS, STALE_CAP, Recipe, RlStage, SftStage
 from rocstar.data.sft.check import check_call, load_conversations
 from rocstar.data.sft.format import Chat, Refused
 from rocstar.data.sft.render import from_demonstration

@@ -87,6 +87,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
     summary = summarise([r.group for r in groups], attempts)
     fresh, stale = (rows, ()) if version is None else _by_age(version, groups, rows)
     gap_mean, gap_max = engine_gap(fresh)
+    entropies = [e for row in rows for e, mine in zip(row.entropies, row.loss_mask, strict=True) if mine]  # nats
     reasons = Counter(choice.reason for r in groups for choice in r.choices)
     metrics: dict[str, float | None] = {
         "reward/mean": _over_problems([[o.reward for o in some] for some in decided_PR]),
@@ -105,7 +106,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
         "roc/kept": len({row.origin[:2] for row in rows}),
         "group/usable": sum(bool(r.kept) for r in groups),
         "group/solved_share": _mean([float(is_solved(r.group)) for r in groups]),
-        "policy/entropy": mean_entropy(rows) if rows else None,
+        "policy/entropy": (sum(entropies) / len(entropies) if entropies else 0.0) if rows else None,
         "policy/logprob_gap": gap_mean if fresh else None,
         "policy/logprob_gap_max": gap_max if fresh else None,
         "staleness/logprob_gap": engine_gap(stale)[0] if stale else None,
@@ -313,9 +314,3 @@ def engine_gap(rows: Sequence[BatchRow]) -> tuple[float, float]:
         if mine
     ]
     return (sum(gaps) / len(gaps), max(gaps)) if gaps else (0.0, 0.0)
-
-
-def mean_entropy(rows: Sequence[BatchRow]) -> float:
-    """Mean entropy over policy tokens of scored rows, nats."""
-    values = [e for row in rows for e, mine in zip(row.entropies, row.loss_mask, strict=True) if mine]
-    return sum(values) / len(values) if values else 0.0

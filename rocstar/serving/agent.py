@@ -165,7 +165,12 @@ class StreamedEngine(ForwardingEngine):
             written += part.token_ids
             self._told(written)
             if part.finish is not Finish.LENGTH or not part.token_ids or len(written) >= sampling.max_new_tokens:
-                return _joined(parts)
+                return Completion(
+                    token_ids=tuple(written),
+                    logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
+                    finish=part.finish,
+                    version_spans=spans_of(version for part in parts for version in part.versions),
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,15 +193,6 @@ class WatchedEnvironment:
 
     async def close(self) -> None:
         await self.environment.close()
-
-
-def _joined(parts: Sequence[Completion]) -> Completion:
-    return Completion(
-        token_ids=tuple(token for part in parts for token in part.token_ids),
-        logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
-        finish=parts[-1].finish,
-        version_spans=spans_of(version for part in parts for version in part.versions),
-    )
 
 
 class VisibleText:

@@ -319,17 +319,13 @@ class Searches:
                 dropped.dropped = True
                 self._index.ask("DELETE FROM found.hits WHERE search = ?", [dropped.number])
             if search.idle.is_set():
-                self._begin(search)
+                files = self._index.ask("SELECT id, path FROM files WHERE broken IS NULL ORDER BY step DESC, part")
+                if new := [(number, path) for number, path in files if number not in search.files]:
+                    search.files |= {number for number, _ in new}
+                    search.idle.clear()
+                    threading.Thread(target=self._look, args=(search, new), name="view-search", daemon=True).start()
         search.idle.wait(WAIT_SECONDS)
         return search
-
-    def _begin(self, search: Search) -> None:
-        files = self._index.ask("SELECT id, path FROM files WHERE broken IS NULL ORDER BY step DESC, part")
-        new = [(number, path) for number, path in files if number not in search.files]
-        if new:
-            search.files |= {number for number, _ in new}
-            search.idle.clear()
-            threading.Thread(target=self._look, args=(search, new), name="view-search", daemon=True).start()
 
     def _look(self, search: Search, files: list[tuple[int, str]]) -> None:
         needle = search.text.lower()

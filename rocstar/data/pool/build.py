@@ -132,7 +132,12 @@ def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str
         with (work / DROPPED_FILE).open("wb") as dropped:
             judges = _read_sources(sheet, check, work, dropped.write, note)
             _finish(sheet, judges, work, dropped.write)
-        _publish(sheet, work, out)
+        for name in (POOL_FILE, DROPPED_FILE):
+            with (work / name).open("rb") as file:
+                sheet.outputs[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        (work / SHEET).write_text(json.dumps(sheet.as_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        for name in (POOL_FILE, DROPPED_FILE, SHEET):
+            os.replace(work / name, out / name)
     return sheet
 
 
@@ -318,12 +323,3 @@ def _judged_again(judges: Judges, work: Path) -> Iterator[tuple[Problem, Drop | 
 
 def _name(problem: Problem) -> str:
     return f"{problem.source} line {problem.metadata['line']}"
-
-
-def _publish(sheet: Datasheet, work: Path, out: Path) -> None:
-    for name in (POOL_FILE, DROPPED_FILE):
-        with (work / name).open("rb") as file:
-            sheet.outputs[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    (work / SHEET).write_text(json.dumps(sheet.as_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    for name in (POOL_FILE, DROPPED_FILE, SHEET):
-        os.replace(work / name, out / name)
