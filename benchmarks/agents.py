@@ -18,8 +18,8 @@ from typing import Any
 
 from frame import parser, report
 
+from rocstar.agents.agent import Gateway
 from rocstar.agents.attempt import AgentAttempt
-from rocstar.agents.gateway import Gateway
 from rocstar.agents.wire import read_chat, write_chat
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.templates import template_named

@@ -44,11 +44,11 @@ from transformers.utils.logging import disable_progress_bar
 sys.path.insert(0, str(ROOT))
 
 from rocstar.engines.process import EngineSettings, ProcessEngine
+from rocstar.engines.torch_decoder import uniforms
 from rocstar.engines.torch_engine import TorchEngine
-from rocstar.engines.torch_sampling import uniforms
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
-from rocstar.support.delta_rule import sum_in_float64
+from rocstar.support.layers import sum_in_float64
 from rocstar.support.threads import quiet_torch
 from rocstar.types import Completion, Sampling, Weights, seed_for
 from tests.engines.models import MODELS, lively

@@ -9,7 +9,7 @@ from rocstar.support.child import uncollected
 LOADED = (
     "pytest",
     "rocstar.cli.main",
-    "rocstar.cli.launch",
+    "rocstar.cluster.start",
     "rocstar.train",
     "rocstar.run.material",
     "rocstar.record.trackers",

@@ -66,7 +66,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any) -> N
 
 def train_with(monkeypatch: pytest.MonkeyPatch, carry_out: CarryOut) -> None:
     monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
-    install(monkeypatch, "rocstar.cli.launch", run=carry_out)
+    monkeypatch.setattr(cli, "launch", carry_out)
 
 
 def finish(recipe: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from rocstar.cli.main import run
+from rocstar.cli.verbs.recipes import copied as copy
+from rocstar.cli.verbs.recipes import listed
+from rocstar.config.layers import recipes_folder
 from rocstar.config.recipe import load_recipe
-from rocstar.config.shipped import copy, listed, recipes_folder
 
 
 def test_every_recipe_says_what_it_is_for() -> None:

@@ -17,7 +17,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any, TypeVar
 
-from rocstar.agents.conversations import Answer, Conversations, Thread
+from rocstar.agents.conversations import Conversations, Thread
+from rocstar.agents.wire import Answer
 from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.dialogue.marked_calls import typed
 from rocstar.dialogue.template import prompt_of

@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
@@ -26,16 +26,6 @@ from rocstar.dialogue.template import end_of_answer, tool_schema
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.environment import Conversation
 from rocstar.types import ToolCall, ToolResult, Turn
-
-
-class Answer(NamedTuple):
-    message: Message
-    calls: tuple[ToolCall, ...]
-    cut: bool
-    """Whether a token limit cut it."""
-    read: int
-    written: int
-    """Tokens."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

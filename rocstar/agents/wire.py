@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rocstar.agents.conversations import Answer
 from rocstar.data.sft.format import Chat, Message, Role, chat_message, tools_of
 from rocstar.errors import DataError
 from rocstar.support.listen import completion_of
+from rocstar.types import ToolCall
 
 MODEL = "policy"
 """The model's name for agents; requests may name any."""
@@ -24,6 +24,16 @@ Body = Mapping[str, Any]
 Object = dict[str, Any]
 Asked = tuple[Chat, int | None, tuple[str, ...]]
 """A request, as `AgentAttempt.complete` takes it."""
+
+
+class Answer(NamedTuple):
+    message: Message
+    calls: tuple[ToolCall, ...]
+    cut: bool
+    """Whether a token limit cut it."""
+    read: int
+    written: int
+    """Tokens."""
 
 
 class Wire(NamedTuple):

@@ -10,8 +10,8 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Iterable, Set
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -23,11 +23,9 @@ import typer.core
 from rocstar.cli.verbs import (
     analyze,
     answers,
-    compare,
     data,
     doctor,
     evaluate,
-    faults,
     model,
     plan,
     recipes,
@@ -37,7 +35,6 @@ from rocstar.cli.verbs import (
     simulate,
     sweep,
     tool,
-    view,
 )
 from rocstar.cli.verbs import runs as run_verbs
 from rocstar.cli.verbs.common import STYLE, AsJson, Settings, print_json, stop, stoppable, tell_next
@@ -64,6 +61,7 @@ if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
     from rocstar.record.folder import RunFolder
     from rocstar.run.material import Material
+    from rocstar.support.screen import Screen
 
 TRACEBACK = "--traceback"
 NOTHING_YET = "stopped before anything was written"
@@ -222,14 +220,14 @@ def sft(
 
 # In the order of the help page: a first run, looking at it, talking to it, then what is needed now and then.
 app.command(name="eval")(evaluate.evaluate)
-app.command()(view.view)
+app.command()(analyze.view)
 app.command()(serve.chat)
 app.command()(serve.serve)
-app.command()(compare.compare)
+app.command()(evaluate.compare)
 app.command()(analyze.analyze)
 app.command()(replay.replay)
 app.command()(doctor.doctor)
-app.command()(faults.faults)
+app.command()(doctor.faults)
 app.command()(sweep.sweep)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
@@ -407,19 +405,58 @@ def _print_given(
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
-    from rocstar.cli.launch import run as carry_out
     from rocstar.support.screen import Screen
 
     go_on = f"continue with: rocstar train --resume {folder.argument}"
     try:
         with stoppable(lambda: f"stopped; {_kept(folder)}; {go_on}"), Screen() as screen:
             screen.note(f"run folder: {folder.path}")
-            carry_out(material, folder, screen, resume=resume)
+            launch(material, folder, screen, resume=resume)
     except OSError as error:
         if not is_disk_full(error):
             raise
         stop(FAILED, f"the disk is full; free some space, then {go_on}")
     _show_result(folder, as_json=as_json)
+
+
+def launch(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
+    """Carry out a recipe's stages in `folder`, which is locked meanwhile: machines first, and only then slow imports.
+    Raises KeyboardInterrupt when asked to stop, after saving unsaved progress. Other errors are recorded in the run's
+    events."""
+    import asyncio
+
+    from rocstar.cluster.start import opened_machines
+    from rocstar.record.trackers import tracked
+    from rocstar.support.child import uncollected
+
+    recipe = material.recipe
+    identity, trackers = folder.path.resolve() / "run.json", recipe.run.trackers
+    with (
+        folder.locked(),  # first: a start that is refused must not send steps of the run that goes on
+        tracked(folder, trackers, screen.note),
+        _failure_noted(folder),
+        opened_machines(recipe, identity, material.placement) as machines,
+    ):
+        with uncollected():
+            from rocstar.run.stopper import Stopper
+            from rocstar.train import train
+
+        stopper = Stopper(screen.note)
+        with stopper.installed():
+            asyncio.run(train(material, folder, screen, machines, resume=resume, stopper=stopper))
+
+
+@contextmanager
+def _failure_noted(folder: RunFolder) -> Iterator[None]:
+    from rocstar.record.show import note_failure
+
+    try:
+        yield
+    except Exception as error:
+        report = failure(error)
+        with suppress(OSError):  # a full disk may be what ended it
+            note_failure(folder, report[1] if report else f"a fault of rocstar itself: {type(error).__name__}: {error}")
+        raise
 
 
 def _show_result(folder: RunFolder, *, as_json: bool) -> None:

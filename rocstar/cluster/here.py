@@ -19,10 +19,9 @@ from rocstar.support.processes import how_ended
 
 if TYPE_CHECKING:
     from rocstar.config.places import ClusterSection, SandboxSection
-    from rocstar.config.sections import ModelSection, Recipe
+    from rocstar.config.sections import ModelSection
     from rocstar.engines.vllm_server import StartServer
     from rocstar.learning.ranks import Ranks
-    from rocstar.parts.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +39,12 @@ class Machines:
 
 
 @contextmanager
-def opened_here(recipe: Recipe, placement: Placement) -> Iterator[Machines]:
-    """See `rocstar.cluster.start.opened_machines`."""
+def opened_here(settings: SandboxSection, ranks: Callable[[], Ranks]) -> Iterator[Machines]:
+    """See `rocstar.cluster.start.opened_machines`. ranks: starts the learners."""
     from rocstar.engines.vllm_server import VllmServer
 
-    def start() -> Ranks:
-        return start_ranks(recipe.cluster, recipe.model, os.environ, placement.local_ranks)
-
-    with started_sandbox(recipe.sandbox) as sandbox:
-        yield Machines(
-            sandbox=sandbox,
-            start_ranks=start,
-            start_server=VllmServer.start,
-            engines_share_memory=True,
-        )
+    with started_sandbox(settings) as sandbox:
+        yield Machines(sandbox=sandbox, start_ranks=ranks, start_server=VllmServer.start, engines_share_memory=True)
 
 
 def start_ranks(

@@ -104,17 +104,14 @@ def _missing(
     Places for the others must be given back then: of two runs that start at once, each might hold what the other one
     waits for. The time is random, so that one of them gives way first."""
     until = min(deadline, time.monotonic() + random.uniform(1.0, 2.0) * HOLD_SECONDS)
-    for name in sorted(requests, key=lambda name: -_largest(requests[name])):  # Ray places one group after another
+    largest = {name: max((sum(p.values()) for p in one.places), default=0.0) for name, one in requests.items()}
+    for name in sorted(requests, key=lambda name: -largest[name]):  # Ray places one group after another
         request = requests[name]
         groups[name] = placement_group([dict(place) for place in request.places], strategy=request.strategy)
     for group in groups.values():
         group.wait(max(0.0, until - time.monotonic()))
     states = {name: placement_group_table(group)["state"] for name, group in groups.items()}
     return [requests[name] for name, state in states.items() if state != "CREATED"]
-
-
-def _largest(request: PlaceRequest) -> float:
-    return max((sum(place.values()) for place in request.places), default=0.0)
 
 
 def _no_room(requests: Collection[PlaceRequest], missing: Collection[PlaceRequest] = ()) -> ConfigError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocstar.cluster.here import Machines, opened_here, started_sandbox
+from rocstar.cluster.here import Machines, opened_here, start_ranks, started_sandbox
 
 if TYPE_CHECKING:
     from rocstar.config.places import ClusterSection, SandboxSection
@@ -21,7 +22,8 @@ def opened_machines(recipe: Recipe, proof: Path, placement: Placement) -> Abstra
     ConfigError if Ray lacks room or a machine lacks the file, Unavailable if Ray fails, SandboxDown."""
     needs_places = placement.learners or placement.servers or recipe.cluster.sandbox_nodes
     if recipe.cluster.launcher == "processes" or not needs_places:
-        return opened_here(recipe, placement)
+        ranks = partial(start_ranks, recipe.cluster, recipe.model, os.environ, placement.local_ranks)
+        return opened_here(recipe.sandbox, ranks)
     if os.environ.get("RAY_ADDRESS", "local") == "local":
         # A Ray of this run's own listens on loopback only. The only setting for that is meant for other systems, and
         # is read when Ray is imported.

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+import rocstar
 from rocstar.config.complaint import Layer, Override, complaint, find_line
-from rocstar.config.shipped import recipes_folder
 from rocstar.config.tree import Model, Table, annotation_at, lists_tables, merged, named, put, with_lists
 from rocstar.errors import ConfigError
 
@@ -164,3 +164,13 @@ def _value(raw: str, annotation: Any) -> Any:
     value = parsed["value"]
     takes_text = str in (annotation, *typing.get_args(annotation)) and typing.get_origin(annotation) is not list
     return raw if len(parsed) > 1 or (takes_text and not isinstance(value, str)) else value
+
+
+def recipes_folder() -> Path:
+    """The recipes that come with rocstar: in a checkout its `recipes/`, in an installed package a copy of it. Raises
+    ConfigError where they were not installed."""
+    package = Path(rocstar.__file__).parent
+    for folder in (package.parent / "recipes", package / "recipe_files"):
+        if (folder / "quickstart.toml").is_file():
+            return folder
+    raise ConfigError(f"no recipes were installed with rocstar in {package}; take them from a checkout")

@@ -10,7 +10,7 @@ import io
 import linecache
 import random
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -136,17 +136,12 @@ def _chain(family: Family, move: Move, rng: random.Random) -> Chain:
     if move is Move.WRONG:
         return rng.choice(family.wrong)
     if move is Move.BROKEN:
-        return (rng.choice((*family.broken, *_slips(family.right[0][0]))),)
+        code = family.right[0][0]  # ends in a print: its last parenthesis may be lost, or `print` be a statement
+        before, _, printed = code.rpartition("print(")
+        return (rng.choice((*family.broken, code[:-1], f"{before}print {printed[:-1]}")),)
     if move is Move.SILENT:
         return (rng.choice(family.silent),)
     return ()
-
-
-def _slips(code: str) -> Iterator[str]:
-    """Slips of syntax in a program that ends in a print: the last parenthesis lost, `print` used as a statement."""
-    yield code[:-1]
-    before, _, printed = code.rpartition("print(")
-    yield f"{before}print {printed[:-1]}"
 
 
 def _wrong_number(answer: str, rng: random.Random) -> str:

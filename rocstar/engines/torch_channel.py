@@ -131,19 +131,17 @@ class Channel:
         self._await("awaited")
         self._store.set(self._key, json.dumps({"size": self._used, "tensors": self._tensors}))
         if self._members:
-            self._broadcast()
+            try:
+                if self._group is None:
+                    size = len(self._members) + 1
+                    self._group = joined(self._store, self._group_id, 0, size, self._device, self._host)
+                self._group.broadcast(self._buffer.bytes[: self._used], 0, TAKEN).wait(TAKEN)
+            except RuntimeError as error:
+                raise EngineUnavailable(f"weights could not be sent: {first_line(error)}") from error
         self._await("taken")  # the buffer is filled again after this
         for key in (self._key, f"{self._key}/awaited", f"{self._key}/taken"):
             self._store.delete_key(key)
         self._chunk, self._used, self._tensors = self._chunk + 1, 0, []
-
-    def _broadcast(self) -> None:
-        try:
-            if self._group is None:
-                self._group = joined(self._store, self._group_id, 0, len(self._members) + 1, self._device, self._host)
-            self._group.broadcast(self._buffer.bytes[: self._used], 0, TAKEN).wait(TAKEN)
-        except RuntimeError as error:
-            raise EngineUnavailable(f"weights could not be sent: {first_line(error)}") from error
 
     def _await(self, what: str) -> None:
         deadline = time.monotonic() + TAKEN.total_seconds()

@@ -97,8 +97,13 @@ class SequenceColumns:
         self._free = list(range(rows - 1, -1, -1))
 
     def take(self) -> int:
+        """A free row; if there is none, the columns double."""
         if not self._free:
-            self._grow()
+            rows = len(self.ids)
+            for name, column in vars(self).items():
+                if isinstance(column, np.ndarray):
+                    setattr(self, name, np.concatenate((column, np.zeros_like(column))))
+            self._free = list(range(2 * rows - 1, rows - 1, -1))
         return self._free.pop()
 
     def free(self, row: int) -> None:
@@ -113,7 +118,11 @@ class SequenceColumns:
         self.limit[row] = min(count + sampling.max_new_tokens, self.positions)
         self.seeds[row], self.top_ks[row] = sampling.seed, sampling.top_k
         self.temperatures[row], self.top_ps[row] = sampling.temperature, sampling.top_p
-        self._set_stops(row, sampling.stop_token_ids)
+        lacking = len(sampling.stop_token_ids) - self.stops.shape[1]
+        if lacking > 0:
+            self.stops = np.pad(self.stops, ((0, 0), (0, lacking)), constant_values=-1)
+        self.stops[row] = -1
+        self.stops[row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
 
     def save_work(self, row: int, work: Work) -> None:
         """Save the tokens written so far to the request."""
@@ -121,20 +130,6 @@ class SequenceColumns:
         work.written = tuple(self.ids[row, begin:end].tolist())
         work.logprobs = tuple(self.logprobs[row, begin:end].tolist())
         work.versions = tuple(self.versions[row, begin:end].tolist())
-
-    def _set_stops(self, row: int, stop_token_ids: tuple[int, ...]) -> None:
-        lacking = len(stop_token_ids) - self.stops.shape[1]
-        if lacking > 0:
-            self.stops = np.pad(self.stops, ((0, 0), (0, lacking)), constant_values=-1)
-        self.stops[row] = -1
-        self.stops[row, : len(stop_token_ids)] = stop_token_ids
-
-    def _grow(self) -> None:
-        rows = len(self.ids)
-        for name, column in vars(self).items():
-            if isinstance(column, np.ndarray):
-                setattr(self, name, np.concatenate((column, np.zeros_like(column))))
-        self._free = list(range(2 * rows - 1, rows - 1, -1))
 
 
 class SequenceTable:

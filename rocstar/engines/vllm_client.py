@@ -109,7 +109,14 @@ class VllmClient:
 
     def __init__(self, url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Raises ConfigError for an invalid URL."""
-        self._url, self._patience, base = url, patience_seconds, _base(url)
+        self._url, self._patience = url, patience_seconds
+        problem = f"the URL of a vLLM server must be like http://127.0.0.1:8000, got {url}"
+        try:
+            base = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"{problem}: {error}") from error
+        if base.scheme not in ("http", "https") or not base.host:
+            raise ConfigError(problem)
         self._client = 1 + secrets.randbelow(VERSIONS - 1)
         self._http = httpx.AsyncClient(
             base_url=base,
@@ -250,16 +257,6 @@ class VllmClient:
             if len(body) > ANSWER_BYTES:
                 raise EngineUnavailable(f"vLLM at {self._url} answered {path} with more than {ANSWER_BYTES} bytes")
         return bytes(body)
-
-
-def _base(url: str) -> httpx.URL:
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"the URL of a vLLM server must be like http://127.0.0.1:8000, got {url}: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"the URL of a vLLM server must be like http://127.0.0.1:8000, got {url}")
-    return parsed
 
 
 def read_answer(answer: VllmAnswer, known: int) -> tuple[Completion, int | None]:

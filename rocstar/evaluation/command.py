@@ -16,6 +16,7 @@ from typing import Any, cast, get_args
 from rocstar.cluster.here import Machines
 from rocstar.cluster.start import opened_machines
 from rocstar.config.layers import key_of
+from rocstar.config.recipe import changed
 from rocstar.config.sections import Recipe
 from rocstar.config.values import drawable
 from rocstar.dialogue.template import SYSTEM
@@ -28,7 +29,7 @@ from rocstar.evaluation.evaluate import CIRCUMSTANCES, Evaluation, Protocol, eva
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark, read_file
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.spec import ENDPOINT_KEY, JUDGE_KEY, OPTIONS, EvalSpec
-from rocstar.evaluation.subject import EndpointModel, LocalModel, Subject, find_subject, settings_in_force
+from rocstar.evaluation.subject import EndpointModel, LocalModel, Subject, find_subject, refuse_unread
 from rocstar.parts.modelfolder import identity_of
 from rocstar.record.atomic import plain
 from rocstar.record.evaluations import RESULT, label_of, model_folder
@@ -205,31 +206,27 @@ def _planned(spec: EvalSpec, problem_set: ProblemSet) -> PlannedEvaluation:
 def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
     capped = OPTIONS["max_response_tokens"] in map(key_of, (*settings, *spec.options))
     if spec.endpoint is None:
-        local = find_subject(spec.model, spec.runs)
-        recipe = settings_in_force(local.recipe, settings, spec.options)
-        return replace(local, recipe=recipe, capped=capped or local.run is not None)
+        local = find_subject(spec.model, spec.runs, settings, spec.options)
+        return replace(local, capped=capped or local.run is not None)
     if spec.tools not in (None, *get_args(ToolStyle)):
         raise ConfigError(f"--tools {spec.tools} is none of {', '.join(get_args(ToolStyle))}")
     bare = spec.tools == "none"  # an agent builds its own conversation
-    recipe = settings_in_force(Recipe(), ['rollout.preamble=""', *settings] if bare else settings, spec.options)
+    given = ['rollout.preamble=""', *settings] if bare else settings
+    refuse_unread(given, spec.options)
+    recipe = changed(Recipe(), given, spec.options)
     if bare:
         recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"max_turns": 1})})
     usual = None if bare else SYSTEM
     return EndpointModel(
         url=spec.endpoint.rstrip("/"),
         name=spec.model,
-        key=_key_in(ENDPOINT_KEY),
+        key=os.environ.get(ENDPOINT_KEY) or None,  # empty counts as none
         parallel=spec.parallel or PARALLEL,
         tools=cast(ToolStyle, spec.tools or "openai"),
         recipe=recipe,
         capped=capped,
         system=usual if spec.system is None else spec.system or None,
     )
-
-
-def _key_in(variable: str) -> str | None:
-    """The API key from the environment; empty counts as none."""
-    return os.environ.get(variable) or None
 
 
 def _places(spec: EvalSpec, subject: Subject, stem: str) -> Iterator[Path]:
@@ -301,7 +298,7 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
         if kind.needs_judge:
             assert spec.judge is not None and spec.judge_model is not None
             parallel = spec.parallel or PARALLEL
-            judge = ChatClient(spec.judge, spec.judge_model, key=_key_in(JUDGE_KEY), parallel=parallel)
+            judge = ChatClient(spec.judge, spec.judge_model, key=os.environ.get(JUDGE_KEY) or None, parallel=parallel)
             closing.push_async_callback(judge.close)
         attempts = len(planned.problem_set.problems) * planned.protocol.attempts
         opened = subject.opened(

@@ -25,22 +25,10 @@ from rocstar.dialogue.segments import Segment, text_of
 from rocstar.dialogue.template import START, STOP, ChatMl, Template, tool_schema, tools_block
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.evaluation.chat_client import ChatAnswer, ChatClient, RanCall, TooLong
-from rocstar.evaluation.one_turn import OneTurn, specs_of
 from rocstar.protocols import Reply, ToolSpec, Verifier
-from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory
+from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, OneTurn, specs_of
 from rocstar.rollout.episode import Note, answered, note_nothing
-from rocstar.types import (
-    Completion,
-    Finish,
-    Problem,
-    Sampling,
-    Status,
-    Stop,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-)
+from rocstar.types import Completion, Finish, Problem, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Turn
 
 ToolStyle = Literal["openai", "text", "none"]
 NO_LIMIT = 1 << 60  # tokens are counted by the server, not by the environment

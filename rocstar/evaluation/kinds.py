@@ -25,12 +25,11 @@ from rocstar.evaluation.benchmark import (
 )
 from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import EndpointSolver
-from rocstar.evaluation.one_turn import OneTurn
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers import arena, choice, functions, ifeval
 from rocstar.evaluation.scoring import Parts, Scorer
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.environment import Conversation, EnvironmentFactory
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, OneTurn
 from rocstar.types import Problem
 
 OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "rollout.feedback")
@@ -44,7 +43,7 @@ class BenchmarkKind:
     """The columns that are read; the checksum is over them."""
     problems: Callable[[BenchmarkFile, Rows], list[Problem]]
     """Builds the problems, in the order of the rows. Raises DataError. Their `metadata` may hold `functions` that the
-    model may call, which `one_turn.py` shows."""
+    model may call, which `OneTurn` shows."""
     scorer: Callable[[Parts], Scorer] | None = None
     """None: the verifier in force (`evaluate.verifier`)."""
     check: Callable[[], None] = lambda: None

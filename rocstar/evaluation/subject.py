@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocstar.answers.grade import Grader
+from rocstar.cluster.here import started_sandbox
 from rocstar.config.places import SandboxSection, VllmEngines
 from rocstar.config.recipe import changed, refuse_others, resolved_from_json
 from rocstar.config.sections import Recipe, StageRolloutSection
@@ -23,15 +24,8 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
-from rocstar.evaluation.one_turn import specs_of
 from rocstar.learning.models import compute_dtype, device_of, load_model, threads_in_use
-from rocstar.parts.build import (
-    AttemptParts,
-    OwnedEngine,
-    attempt_limits,
-    named_engines,
-    opened_fleet,
-)
+from rocstar.parts.build import AttemptParts, OwnedEngine, attempt_limits, named_engines, opened_fleet
 from rocstar.parts.lengths import named, positions_needed, prompt_tokens
 from rocstar.parts.modelfolder import model_facts, model_name, model_named
 from rocstar.parts.placement import EMBEDDED, NOWHERE, Placement, placed_here
@@ -39,7 +33,7 @@ from rocstar.parts.threads import begin_threads
 from rocstar.protocols import ToolSpec
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.environment import Conversation
+from rocstar.rollout.environment import Conversation, specs_of
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.chat_http import check_address
 from rocstar.types import Problem
@@ -302,19 +296,36 @@ Subject = LocalModel | EndpointModel
 """A subject of an evaluation."""
 
 
-def find_subject(name: str, runs: Path) -> LocalModel:
-    """A Hugging Face folder, a run's name, `last` or RUN@STEP, with the run's settings or the defaults. Raises
-    ConfigError if nothing has that name."""
+def find_subject(name: str, runs: Path, settings: Sequence[str], options: Mapping[str, str]) -> LocalModel:
+    """A Hugging Face folder, a run's name, `last` or RUN@STEP, with the run's settings or the defaults, and these
+    changes. Raises ConfigError if nothing has that name."""
     model, run, step = model_named(name, runs)
     recipe = resolved_from_json(run.resolved).as_evaluated() if run else Recipe()
-    return LocalModel(model=model, recipe=recipe, run=run, step=step)
+    refuse_unread(settings, options)
+    return LocalModel(model=model, recipe=changed(recipe, settings, options), run=run, step=step)
 
 
-def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
-    """A subject's recipe with these changes (`recipe.changed`). Raises ConfigError for a key that an evaluation does
-    not read."""
+def find_agent(name: str, runs: Path, settings: Sequence[str], context: int | None) -> LocalModel:
+    """A model to talk to, checked before anything is loaded. context: tokens of the longest conversation; None: what
+    the model holds. Raises ConfigError for a model, a setting or a context that cannot be used."""
+    subject = find_subject(name, runs, settings, {})
+    if context is not None and context > subject.holds:
+        raise ConfigError(f"--context {context} is more than the {subject.holds} tokens that the model holds; lower it")
+    subject.conversation()
+    return subject
+
+
+@asynccontextmanager
+async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> AsyncIterator[Roller]:
+    """Engine and sandbox for `rows` conversations at once, of `positions` tokens each. Raises what opening raises."""
+    with started_sandbox(subject.recipe.sandbox) as sandbox:
+        async with subject.opened(positions, sandbox, rows=rows) as roller:
+            yield roller
+
+
+def refuse_unread(settings: Sequence[str], options: Mapping[str, str]) -> None:
+    """Raises ConfigError for a key that an evaluation does not read."""
     refuse_others((*settings, *options), READ, "it", INSTEAD)
-    return changed(recipe, settings, options)
 
 
 def tools_in_words(rollout: StageRolloutSection, sandbox: SandboxSection) -> str:

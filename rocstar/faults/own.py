@@ -22,8 +22,8 @@ import pyarrow.parquet as parquet
 from rocstar.agents.agent import Client, GatewayAgent, by_function
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import Reward, RewardCalls, RewardVerifier
+from rocstar.config.layers import recipes_folder
 from rocstar.config.recipe import load_recipe
-from rocstar.config.shipped import recipes_folder
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import RocstarError
 from rocstar.faults.kit import PROBLEMS, SIBLINGS, TrainerAnswer, at_addresses

@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 from rocstar.errors import ConfigError
@@ -248,7 +249,9 @@ class _Step:
         for name in self.changed:
             if (engine := self.engines.get(name)) is not None:
                 engine.proceed()
-                self._schedule(engine)
+                if engine.wake != math.inf and self.scheduled.get(name) != engine.wake:
+                    self.scheduled[name] = engine.wake
+                    self._at(engine.wake, partial(self._settle, engine))
         self.changed.clear()
 
     def _submit(self, attempt: SimulatedAttempt, name: str) -> None:
@@ -260,11 +263,6 @@ class _Step:
         left = attempt.plan.turns[attempt.turn].sampled_tokens
         self.engines[name].submit(Job(attempt, attempt.tokens, left), self.now)
         self.changed[name] = None
-
-    def _schedule(self, engine: SimulatedEngine) -> None:
-        if engine.wake != math.inf and self.scheduled.get(engine.name) != engine.wake:
-            self.scheduled[engine.name] = engine.wake
-            self._at(engine.wake, lambda: self._settle(engine))
 
     def _settle(self, engine: SimulatedEngine) -> None:
         if engine.wake != self.now or engine.name not in self.engines:

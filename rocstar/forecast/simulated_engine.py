@@ -159,7 +159,9 @@ class SimulatedEngine:
         if self.feeding:
             self._planned = 1
         elif self.running:
-            self._planned = min(self._next_finish() - self.steps, self._steps_until_full())
+            while self._finishing[0][2].finish_step != self._finishing[0][0]:
+                heapq.heappop(self._finishing)  # evicted since
+            self._planned = min(self._finishing[0][0] - self.steps, self._steps_until_full())
         elif self.waiting:
             self._planned, self.wake = 0, self._active_until + self.model.patience_seconds
             return
@@ -240,11 +242,6 @@ class SimulatedEngine:
         self._phases[(self.steps - self._own_tokens(job)) % self.model.page_tokens] -= 1
         job.attempt.computed = tokens
         return tokens
-
-    def _next_finish(self) -> int:
-        while self._finishing[0][2].finish_step != self._finishing[0][0]:
-            heapq.heappop(self._finishing)  # evicted since
-        return self._finishing[0][0]
 
     def _finished(self) -> list[Job]:
         ended: list[Job] = []

@@ -16,8 +16,7 @@ from rocstar.learning.attention import PACKED_SDPA, packed_sdpa
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.memory import PassShape
 from rocstar.learning.pack import MicroBatch, pack
-from rocstar.support.delta_rule import sum_in_float64
-from rocstar.support.layers import knows_documents, windows_of
+from rocstar.support.layers import knows_documents, sum_in_float64, windows_of
 
 CHECK_ROWS = ((5, 4, 3), (1, 2, 3, 4, 5), (1, 2, 5, 3, 4))  # token ids of three documents, the last two siblings
 CHECKED = 2  # tokens of each, the last ones

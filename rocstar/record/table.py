@@ -146,20 +146,15 @@ def select(files: Iterable[Path], filters: Mapping[str, str]) -> Iterator[Row]:
     in the policy's text, ignoring case.
 
     Raises BadFilter, and DataError for a file that does not hold attempts."""
-    where = where_of(filters)
+    where, step = where_of(filters), filters.get("step", "")
     with duckdb.connect(config=SETTINGS) as connection:
-        for file in _of_step(files, filters):
+        for file in files:
+            if step.isdecimal() and file.name.startswith("step=") and step_of(file) != int(step):
+                continue
             with _named(file):
                 found = _fitting(connection, str(file), filters, where)
-                yield from _whole(connection, str(file), found)
-
-
-def _of_step(files: Iterable[Path], filters: Mapping[str, str]) -> Iterator[Path]:
-    """The files that may have attempts of the step that is filters for."""
-    step = filters.get("step", "")
-    for file in files:
-        if not step.isdecimal() or not file.name.startswith("step=") or step_of(file) == int(step):
-            yield file
+                for begin in range(0, len(found), BATCH_ROWS):
+                    yield from rows_in(connection, str(file), found[begin : begin + BATCH_ROWS], READ_BY_PEOPLE)
 
 
 @contextmanager
@@ -180,12 +175,6 @@ def _fitting(connection: duckdb.DuckDBPyConnection, path: str, filters: Mapping[
     if text := filters.get("q", "").lower():
         sql, values = f"{sql} AND row IN (SELECT file_row_number FROM {READ} WHERE {SAID})", [*values, path, text, text]
     return [row for (row,) in connection.execute(f"{sql} ORDER BY row", values).fetchall()]
-
-
-def _whole(connection: duckdb.DuckDBPyConnection, path: str, rows: Sequence[int]) -> Iterator[Row]:
-    """Rows of a file by their numbers, ascending, a batch at a time."""
-    for begin in range(0, len(rows), BATCH_ROWS):
-        yield from rows_in(connection, path, rows[begin : begin + BATCH_ROWS], READ_BY_PEOPLE)
 
 
 def rows_in(

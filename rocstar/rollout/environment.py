@@ -1,7 +1,8 @@
 """One attempt at one problem, with tools: parses the model's text, runs its calls, formats the replies.
 
 The limits (turns, tokens, calls per turn) are kept here. A mistake of the model becomes a ToolResult; only a failed
-service raises an exception."""
+service raises an exception. `OneTurn` is one completion under a plain chat template, without our tools, for the paper's
+one-turn benchmarks: it shows the functions of a problem (`metadata["functions"]`), if any, and runs none."""
 
 from __future__ import annotations
 
@@ -146,6 +147,40 @@ class ToolEnvironment:
             return _refuse(call, f"there is no tool named {call.tool!r}; the tools are: {names}")
         async with self._turn_of_own if tool in self._own else nullcontext():
             return await tool.run(call, seed=seed_for(self._seed, call.id))
+
+
+@dataclass
+class OneTurn:
+    """Environment of one completion; an EnvironmentFactory."""
+
+    problem: Problem
+    conversation: Conversation
+    limits: AttemptLimits
+    seed: int
+
+    def opening(self) -> tuple[int, ...]:
+        return self.conversation.ids(prompt_of(self.conversation.template, self.problem, specs_of(self.problem)))
+
+    def budget(self) -> int:
+        return self.limits.max_response_tokens
+
+    async def reply(self, completion: Completion) -> Reply:
+        """Parse its calls, without answering them. Raises EngineUnavailable when the completion was aborted."""
+        if completion.finish is Finish.ABORTED:
+            raise EngineUnavailable("the completion was aborted before the model had ended it")
+        stop = Stop.ANSWERED if completion.finish is Finish.STOP else Stop.MAX_TOKENS
+        return Reply(calls=tuple(self.conversation.calls(completion, 0, specs_of(self.problem))), stop=stop)
+
+    async def close(self) -> None:
+        pass
+
+
+def specs_of(problem: Problem) -> list[ToolSpec]:
+    """The functions that the model may call."""
+    return [
+        ToolSpec(name=one["name"], description=one.get("description", ""), parameters=one["parameters"])
+        for one in problem.metadata.get("functions", ())
+    ]
 
 
 EnvironmentFactory = Callable[[Problem, Conversation, AttemptLimits, int], Environment]

@@ -421,18 +421,16 @@ class Fleet:
                 await asyncio.sleep(TICK_SECONDS)
                 await self._awake.wait()
                 for member in [member for member in self._members.values() if member.up]:
-                    self._look_at(member)
+                    progress, before = member.progress(), member.seen
+                    member.seen = progress
+                    member.looks = member.looks + 1 if member.turns and progress == before else 0
+                    if member.looks * TICK_SECONDS >= self._patience:
+                        turns = f"{len(member.turns)} turns to do"
+                        self._take_out(member, f"no progress for {self._patience:g} s with {turns}")
                 self._look_at_waiting()
                 self._assign_soon()
         finally:
             self._watching = False
-
-    def _look_at(self, member: FleetMember) -> None:
-        progress, before = member.progress(), member.seen
-        member.seen = progress
-        member.looks = member.looks + 1 if member.turns and progress == before else 0
-        if self._is_too_long(member.looks):
-            self._take_out(member, f"no progress for {self._patience:g} s with {len(member.turns)} turns to do")
 
     def _standing(self) -> frozenset[str]:
         at_work = {member for member in self._members.values() if member.up and member.turns}
@@ -452,13 +450,10 @@ class Fleet:
         at_tools = any(not session.turns for session in self._sessions.values())
         idle = not any(member.turns for member in up) and not (up and at_tools)
         self._idle_looks = self._idle_looks + 1 if idle else 0
-        if self._is_too_long(self._idle_looks):
+        if self._idle_looks * TICK_SECONDS >= self._patience:
             error = f"no engine took any of {len(self._turns)} turns for {self._patience:g} s: {self._reasons()}"
             for turn in list(self._turns.values()):
                 self._settle(turn, EngineUnavailable(error))
-
-    def _is_too_long(self, looks: int) -> bool:
-        return looks * TICK_SECONDS >= self._patience
 
     def _reasons(self) -> str:
         reasons = (f"{member.name}: {member.reason or 'is up'}" for member in self._members.values())

@@ -6,21 +6,16 @@ compared along the run. Not here: what a benchmark is (`rocstar/evaluation/`), a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocstar.config.layers import key_of
 from rocstar.config.recipe import changed, refuse_others
 from rocstar.config.sections import BenchmarkSection, Recipe
-from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark
-from rocstar.parts.build import AttemptParts
-from rocstar.parts.lengths import positions_needed
 from rocstar.record.show import OF_HELD_OUT
 
 READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_parallel_calls", "rollout.top_p",
@@ -41,30 +36,24 @@ class NamedBenchmark:
     def name(self) -> str:
         return self.source.stem
 
-    @property
-    def parts(self) -> AttemptParts:
-        """The parts of attempts that its settings define."""
-        return AttemptParts(self.recipe)
-
-    def positions(self, codec: Codec, template: Template, model_positions: int) -> int:
-        """Tokens of its longest attempt. Raises ConfigError when the model holds less."""
-        rollout = self.recipe.rollout
-        talk = self.parts.conversation(codec, template, with_tools=rollout.has_tools)
-        try:
-            return positions_needed(
-                self.source.problems,
-                self.source.kind.conversation(talk),
-                response_tokens=rollout.max_response_tokens,
-                model_positions=model_positions,
-                environment=self.source.kind.environment or self.parts.environment,
-            )
-        except ConfigError as error:
-            raise ConfigError(f"benchmark {self.name}: {error}") from None
-
 
 def read_benchmarks(recipe: Recipe) -> list[NamedBenchmark]:
     """Raises ConfigError and DataError for anything that would prevent an evaluation."""
-    found = [_read(recipe, section) for section in recipe.evaluate.benchmark]
+    found = []
+    for section in recipe.evaluate.benchmark:
+        source = _problem_set(section)
+        own = source.protocol
+        in_force = changed(recipe.as_evaluated(), [*own.settings, *section.settings], {})
+        protocol = Protocol(
+            attempts=own.attempts if section.attempts is None else section.attempts,
+            temperature=own.temperature if section.temperature is None else section.temperature,
+            top_p=in_force.rollout.top_p,
+            top_k=in_force.rollout.top_k,
+            seed=in_force.run.seed,
+        )
+        if copies := recipe.copies(protocol.attempts, protocol.temperature):
+            raise ConfigError(f"benchmark {source.title}: {copies}")
+        found.append(NamedBenchmark(source=source, recipe=in_force, protocol=protocol))
     for name, count in Counter([*OF_HELD_OUT, *(benchmark.name for benchmark in found)]).items():
         if count > 1:
             raise ConfigError(
@@ -74,7 +63,7 @@ def read_benchmarks(recipe: Recipe) -> list[NamedBenchmark]:
     return found
 
 
-def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
+def _problem_set(section: BenchmarkSection) -> ProblemSet:
     if "," in section.name:
         raise ConfigError(
             f"evaluate.benchmark.name = {section.name!r} is several; give each its own [[evaluate.benchmark]]"
@@ -87,23 +76,9 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
             f"benchmark {source.title} is scored by a judge, and training has none; leave it out and evaluate "
             f"checkpoints with rocstar eval RUN@STEP --benchmark {source.title} --judge URL"
         )
-    _refuse_unread(source, section.settings)
-    in_force = changed(recipe.as_evaluated(), [*source.protocol.settings, *section.settings], {})
-    own = source.protocol
-    protocol = Protocol(
-        attempts=own.attempts if section.attempts is None else section.attempts,
-        temperature=own.temperature if section.temperature is None else section.temperature,
-        top_p=in_force.rollout.top_p,
-        top_k=in_force.rollout.top_k,
-        seed=in_force.run.seed,
-    )
-    if copies := recipe.copies(protocol.attempts, protocol.temperature):
-        raise ConfigError(f"benchmark {source.title}: {copies}")
-    return NamedBenchmark(source=source, recipe=in_force, protocol=protocol)
-
-
-def _refuse_unread(source: ProblemSet, own: Sequence[str]) -> None:
-    refuse_others((*source.protocol.settings, *own), READ, f"benchmark {source.title}, between steps of a run,")
-    for setting in own:
+    given = (*source.protocol.settings, *section.settings)
+    refuse_others(given, READ, f"benchmark {source.title}, between steps of a run,")
+    for setting in section.settings:
         if source.kind.leaves_unread(key_of(setting)):
             raise ConfigError(f"{setting!r} has no effect on benchmark {source.title}, which has its own; leave it out")
+    return source

@@ -16,21 +16,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from rocstar.config.sections import RunSection
+from rocstar.dialogue.codec import Codec
 from rocstar.errors import DataError
-from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.policy import Policy
-from rocstar.learning.sft import SftLearner
+from rocstar.learning.models import load_model
+from rocstar.learning.policy import ADAPTER_FOLDER, Policy
+from rocstar.learning.update import Updater
 from rocstar.record.atomic import whole_folder, write_atomic, write_json
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.carry import Carried
-from rocstar.support.weights import marks_of, put_back, refuse_changed, state_of
+from rocstar.support.weights import marks_of, put_back, refuse_changed, refuse_other_base, state_of
 from rocstar.types import Problem
 
-Learner = SftLearner | GrpoLearner
 CARRIED = TypeAdapter(Carried)
 
 
@@ -79,7 +80,7 @@ class Checkpoints:
         """Whether the newest checkpoint is that of the last step."""
         return self.newest == self._folder.checkpoint(self.progress.step)
 
-    def write(self, policy: Policy, learner: Learner, *, complete: bool) -> None:
+    def write(self, policy: Policy, learner: Updater, *, complete: bool) -> None:
         """complete: the stage under way is over. Raises OSError."""
         began = time.monotonic()
         self.progress.stage_complete = complete
@@ -90,7 +91,7 @@ class Checkpoints:
         self._writing_seconds = self._written_at - began
 
 
-def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner) -> None:
+def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Updater) -> None:
     """Write the checkpoint of `progress.step`; a kill leaves either all of it or none. Raises OSError."""
     with whole_folder(folder.checkpoint(progress.step)) as fresh:
         policy.save(fresh / "model", merged=progress.stage_complete)
@@ -113,6 +114,15 @@ def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
             done = {name: state[name] for name in state if name not in ("bytes", "hashes")}
             return Progress(**done | {"carried": _read_carried(carried) if carries else Carried()}), path
     return None
+
+
+def opened(checkpoint: Path, base: Path | None = None) -> tuple[Any, Codec]:
+    """The model of a checkpoint, as exported, and its tokenizer; exact weights are in the learner's state. base: the
+    base model of its adapters, if it has any. Raises ConfigError."""
+    folder = checkpoint / "model"
+    if base:
+        refuse_other_base(folder / ADAPTER_FOLDER, base)
+    return load_model(base or folder), Codec.load(folder)
 
 
 def with_problems(carried: Carried, problems: Sequence[Problem]) -> Carried:

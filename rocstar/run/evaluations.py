@@ -11,6 +11,7 @@ from rocstar.config.sections import StageRolloutSection
 from rocstar.evaluation.compare import differences
 from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, name_of, setup_of
 from rocstar.evaluation.recall import Recall
+from rocstar.parts.build import AttemptParts
 from rocstar.record.journal import read_journal
 from rocstar.rollout.collect import Roller
 from rocstar.run.benchmarks import NamedBenchmark
@@ -86,7 +87,7 @@ async def _on_held_out(run: Run, name: str, rollout: StageRolloutSection) -> Non
 async def _on_benchmark(run: Run, benchmark: NamedBenchmark, folder: Path) -> None:
     recipe, problems, kind = benchmark.recipe, benchmark.source.problems, benchmark.source.kind
     run.screen.stage(benchmark.name, f"{len(problems)} problems x {benchmark.protocol.attempts} attempts")
-    plain = run.roller(recipe.rollout, benchmark.parts)
+    plain = run.roller(recipe.rollout, AttemptParts(recipe))
 
     def solver(recall: Recall) -> Roller:
         return kind.solver(plain, recall)

@@ -8,22 +8,16 @@ import hashlib
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import failures_on_answer
-from rocstar.config.sections import (
-    BY_EPOCHS,
-    STALE_CAP,
-    Recipe,
-    RlStage,
-    SftStage,
-    StageRolloutSection,
-)
+from rocstar.config.sections import BY_EPOCHS, STALE_CAP, Recipe, RlStage, SftStage
 from rocstar.data.sft.check import check_call, load_conversations
 from rocstar.data.sft.format import Chat, Refused
+from rocstar.data.sft.render import from_demonstration
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
@@ -43,10 +37,11 @@ from rocstar.protocols import Task, ToolSpec
 from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
-from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
+from rocstar.run.rows import Layout, as_shown, layouts_of, rows_of_layouts, with_steps
 from rocstar.run.tasks import (
     FileTask,
     asked_again,
+    demonstrations_of,
     heldout_problems,
     make_task,
     not_drawn,
@@ -136,13 +131,13 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
     template = parts.template(pretrained.folder if pretrained else None)
-    layouts, layout_notes = _layouts(recipe, template, rows)
+    layouts, layout_notes = _layouts(parts, template, rows)
     stages, notes = with_steps(recipe.stage, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in stages):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
     recipe = recipe.model_copy(update={"stage": stages})
     tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
-    problems = {stage.name: _problems(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
+    problems = {stage.name: problems_of(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
     leaving = ((name, left) for name, own in tasks.items() if isinstance(own, FileTask) for left in own.left_out)
     again = ((name, asked_again(asked, heldout)) for name, asked in problems.items())
     tested = ((name, not_drawn(asked, task, recipe.evaluate.problems)) for name, asked in problems.items())
@@ -242,18 +237,6 @@ def _measured_at_first(material: Material, *, makes_rows: bool) -> Material:
     placement = placed_here(recipe, None, model.max_positions).refuse()
     memory = _memory(shown, placement, cache, _positions_at_first(shown) if makes_rows else 1, None, {})
     return replace(material, notes=shown.notes, placement=placement, memory=memory)
-
-
-def pool_sizes(recipe: Recipe) -> dict[str, int]:
-    """Problems that each RL stage may learn from. Raises ConfigError and DataError."""
-    heldout = heldout_problems(task_of(recipe, recipe))
-    return {stage.name: len(_problems(stage, task_of(recipe, stage), heldout)) for stage in recipe.rl_stages}
-
-
-def rows_of_epochs(stages: Sequence[SftStage], tool_name: str) -> dict[str, int]:
-    """Rows of the file of each SFT stage that is given in epochs. Raises DataError if they cannot be read."""
-    files = {stage.name: stage.sft.rows_file for stage in stages if stage.epochs}
-    return {name: len(load_conversations(Path(file), tool_name)) for name, file in files.items() if file}
 
 
 def few_problems(stage: RlStage, there: int) -> str | None:
@@ -428,13 +411,27 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
         own = positions_needed(
             problems.values(),
             material.conversation(codec),
-            response_tokens=_longest_response(material.recipe.rollouts),
+            response_tokens=max(rollout.max_response_tokens for rollout in material.recipe.rollouts),
             model_positions=model_positions,
             environment=material.parts.environment,
             leaves_out="data.max_prompt_tokens",
         )
-    needed = (benchmark.positions(codec, material.template, model_positions) for benchmark in material.benchmarks)
+    needed = (_positions_on(benchmark, codec, material.template, model_positions) for benchmark in material.benchmarks)
     return max([own, *needed])
+
+
+def _positions_on(benchmark: NamedBenchmark, codec: Codec, template: Template, model_positions: int) -> int:
+    rollout, kind, parts = benchmark.recipe.rollout, benchmark.source.kind, AttemptParts(benchmark.recipe)
+    try:
+        return positions_needed(
+            benchmark.source.problems,
+            kind.conversation(parts.conversation(codec, template, with_tools=rollout.has_tools)),
+            response_tokens=rollout.max_response_tokens,
+            model_positions=model_positions,
+            environment=kind.environment or parts.environment,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"benchmark {benchmark.name}: {error}") from None
 
 
 def first_prompt(material: Material) -> str | None:
@@ -454,8 +451,8 @@ def _positions_at_first(material: Material) -> int:
     """A lower bound on the tokens of the longest attempt, in a run without a tokenizer yet. If one token per byte of
     its prompt would be too many, the tokenizer is trained to count. Raises ConfigError if the model holds less."""
     recipe = material.recipe
-    rollouts = (benchmark.recipe.rollout for benchmark in material.benchmarks)
-    longest = _longest_response([*recipe.rollouts, *rollouts])
+    rollouts = (*recipe.rollouts, *(benchmark.recipe.rollout for benchmark in material.benchmarks))
+    longest = max(rollout.max_response_tokens for rollout in rollouts)
     model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
     benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems)
     problems = [*material.questions, *benchmarks]
@@ -489,18 +486,23 @@ def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:
 def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
     """The stage's demonstrations, generated now if they come from its task."""
     found = material.layouts[stage.name]
-    if found is not None:
-        return found
-    return layouts_of(material.parts, stage, material.template, None, task_of(material.recipe, stage))
+    return _of_task(material, stage) if found is None else found
+
+
+def _of_task(material: Material, stage: SftStage) -> list[Layout]:
+    task, feedback = task_of(material.recipe, stage), material.parts.feedback
+    demonstrations = demonstrations_of(task, stage.name, stage.steps * stage.sft.batch_rows)
+    shown = (from_demonstration(demonstration, feedback) for demonstration in demonstrations)
+    return layouts_of(shown, material.template, material.parts.specs)
 
 
 def _layouts(
-    recipe: Recipe, template: Template, names: Set[str] | None
+    parts: AttemptParts, template: Template, names: Set[str] | None
 ) -> tuple[dict[str, list[Layout] | None], list[str]]:
     """Each SFT stage's demonstrations, and messages for the user about them."""
     found: dict[str, list[Layout] | None] = {}
     notes: list[str] = []
-    parts = AttemptParts(recipe)
+    recipe = parts.recipe
     for stage in recipe.sft_stages:
         if names is not None and stage.name not in names:
             continue
@@ -510,7 +512,8 @@ def _layouts(
             found[stage.name] = None
         else:
             conversations = load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
-            found[stage.name] = layouts_of(parts, stage, template, conversations, task)
+            shown = (as_shown(conversation, parts.feedback) for conversation in conversations)
+            found[stage.name] = layouts_of(shown, template, parts.specs)
             notes += _foreign_calls(stage.name, conversations, parts.specs)
             if recipe.rl_stages and all(chat.tools is not None for chat in conversations):
                 notes.append(
@@ -521,7 +524,8 @@ def _layouts(
     return found, notes
 
 
-def _problems(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequence[Problem]:
+def problems_of(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequence[Problem]:
+    """Problems that a stage may learn from. Raises ConfigError if there are none, DataError."""
     if not (problems := training_problems(task, heldout)):
         raise ConfigError(f"stage {stage.name} has no problems to learn from that are not held out; give it more data")
     return problems
@@ -537,10 +541,6 @@ def _pretrained(path: str, torch_engine: bool) -> tuple[ModelFacts, Codec]:
             "rows of the model's embedding; they do not belong together, so put the model's own tokenizer there"
         )
     return facts, codec
-
-
-def _longest_response(rollouts: Iterable[StageRolloutSection]) -> int:
-    return max(rollout.max_response_tokens for rollout in rollouts)
 
 
 def _memory(
@@ -576,8 +576,7 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
     demonstrations, those of one step stand for all, unless the task returns everything at once."""
     layouts, times, recipe = material.layouts.get(stage.name, ()), 1, material.recipe
     if layouts is None:
-        one = stage.model_copy(update={"steps": 1})
-        layouts = layouts_of(material.parts, one, material.template, None, task_of(recipe, stage))
+        layouts = _of_task(material, stage.model_copy(update={"steps": 1}))
         times = 1 if len(layouts) > stage.sft.batch_rows else stage.steps
     size = BYTES if recipe.model.word_merges else ACROSS_WORDS
     return [1 + len("".join(piece.text for piece in layout).encode()) // size for layout in layouts] * times

@@ -24,7 +24,7 @@ from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError
 from rocstar.learning.models import compute_dtype, device_of, load_model, random_model, threads_in_use
-from rocstar.learning.policy import ADAPTER_FOLDER, Policy
+from rocstar.learning.policy import Policy
 from rocstar.parts.build import OwnedEngine, named_engines, opened_fleet
 from rocstar.parts.modelfolder import identity_of
 from rocstar.parts.placement import EMBEDDED
@@ -34,7 +34,7 @@ from rocstar.record.identity import git_state, hardware, versions
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.calls import FinishedCalls
-from rocstar.run.checkpoints import Checkpoints, Progress, latest, with_problems
+from rocstar.run.checkpoints import Checkpoints, Progress, latest, opened, with_problems
 from rocstar.run.continued import is_reopened, made_again, note_surroundings
 from rocstar.run.material import (
     Material,
@@ -46,18 +46,17 @@ from rocstar.run.material import (
     unwritten,
     without_long_prompts,
 )
-from rocstar.run.meter import Meter
 from rocstar.run.probe import Prober
 from rocstar.run.published import MEMORY, PublishedWeights
 from rocstar.run.rows import rows_of_layouts, write_sft_rows
-from rocstar.run.run import Run
+from rocstar.run.run import Meter, Run
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.call import Isolation
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.plugins import HASH, code_of
 from rocstar.support.screen import Screen, changed_setting, plural
 from rocstar.support.watch import RUN, Stall, Watch, Watching
-from rocstar.support.weights import hash_of, refuse_other_base
+from rocstar.support.weights import hash_of
 from rocstar.tools.python import PythonTool
 from rocstar.types import seed_for
 
@@ -223,15 +222,6 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
 
 
 # -- the model and the rows to imitate ---------------------------------------------------------------------------------
-
-
-def opened(checkpoint: Path, base: Path | None = None) -> tuple[Any, Codec]:
-    """The model of a checkpoint, as exported, and its tokenizer; exact weights are in the learner's state. base: the
-    base model of its adapters, if it has any. Raises ConfigError."""
-    folder = checkpoint / "model"
-    if base:
-        refuse_other_base(folder / ADAPTER_FOLDER, base)
-    return load_model(base or folder), Codec.load(folder)
 
 
 def opening(material: Material, folder: RunFolder, checkpoint: Path | None = None) -> tuple[Any, Codec]:

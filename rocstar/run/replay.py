@@ -41,7 +41,7 @@ from rocstar.record.rollouts import (
     rows_of_step,
     trajectory_of,
 )
-from rocstar.run.opening import opened
+from rocstar.run.checkpoints import opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
 from rocstar.run.tried import Tried
 from rocstar.support.plugins import is_reference
@@ -271,7 +271,9 @@ class Replay:
         for what, columns in COMPARED.items():
             if names := [name for name in columns if name in other]:
                 differs[what] = f"{', '.join(names)} of the attempts"
-        if self._decides and (count := self._other_outcomes(groups)):
+        # A user's own verifier may cost money, or answer differently now; an agent's answer is not recorded.
+        decides = not (is_reference(self.recipe.evaluate.verifier) or self.recipe.rollout.agent)
+        if decides and (count := self._other_outcomes(groups)):
             differs["rewards"] = f"those of {plural(count, 'attempt')}"
         metrics = {**step_metrics(learnt.chosen, learnt.rows, version), **mean_of_updates(learnt.updates)}
         row = self.span.recorded[step]
@@ -281,12 +283,6 @@ class Replay:
         if has_checkpoint and (distance := self.policy.distance(self.run.checkpoint(step))):
             differs["weights"] = f"by up to {distance:.3g} from those of the checkpoint"
         return {"step": step, "differs": differs, "metrics": len(metrics), "weights": has_checkpoint}
-
-    @property
-    def _decides(self) -> bool:
-        """Whether the verifier runs again: a user's own may cost money, or answer differently now. An answer that an
-        agent returned is not recorded in its attempt."""
-        return not (is_reference(self.recipe.evaluate.verifier) or self.recipe.rollout.agent)
 
     def _other_outcomes(self, groups: Sequence[Group]) -> int:
         pairs = [(group.problem, one) for group in groups for one in group.trajectories if one.outcome is not None]

@@ -87,6 +87,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
     summary = summarise([r.group for r in groups], attempts)
     fresh, stale = (rows, ()) if version is None else _by_age(version, groups, rows)
     gap_mean, gap_max = engine_gap(fresh)
+    entropies = [e for row in rows for e, mine in zip(row.entropies, row.loss_mask, strict=True) if mine]  # nats
     reasons = Counter(choice.reason for r in groups for choice in r.choices)
     metrics: dict[str, float | None] = {
         "reward/mean": _over_problems([[o.reward for o in some] for some in decided_PR]),
@@ -105,7 +106,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
         "roc/kept": len({row.origin[:2] for row in rows}),
         "group/usable": sum(bool(r.kept) for r in groups),
         "group/solved_share": _mean([float(is_solved(r.group)) for r in groups]),
-        "policy/entropy": mean_entropy(rows) if rows else None,
+        "policy/entropy": (sum(entropies) / len(entropies) if entropies else 0.0) if rows else None,
         "policy/logprob_gap": gap_mean if fresh else None,
         "policy/logprob_gap_max": gap_max if fresh else None,
         "staleness/logprob_gap": engine_gap(stale)[0] if stale else None,
@@ -279,14 +280,10 @@ def is_unfounded(attempt: Trajectory, decode: Decode) -> bool:
     shown = "\n".join(f"{result.stdout}\n{result.value or ''}" for result in attempt.results)
     if not any(_plain(answer) in _plain(text) for text in (bare, shown)):
         return True
-    return _has_other_sign(_plain(answer), f"{bare}\n{shown}".replace(",", ""))
-
-
-def _has_other_sign(answer: str, text: str) -> bool:
-    if not NUMBER.fullmatch(answer):
+    if not NUMBER.fullmatch(plain := _plain(answer)):
         return False
-    numbers = {float(found) for found in NUMBER.findall(text)}
-    return float(answer) not in numbers and -float(answer) in numbers
+    numbers = {float(found) for found in NUMBER.findall(f"{bare}\n{shown}".replace(",", ""))}
+    return float(plain) not in numbers and -float(plain) in numbers
 
 
 def gives_several_answers(attempt: Trajectory, decode: Decode) -> bool:
@@ -317,9 +314,3 @@ def engine_gap(rows: Sequence[BatchRow]) -> tuple[float, float]:
         if mine
     ]
     return (sum(gaps) / len(gaps), max(gaps)) if gaps else (0.0, 0.0)
-
-
-def mean_entropy(rows: Sequence[BatchRow]) -> float:
-    """Mean entropy over policy tokens of scored rows, nats."""
-    values = [e for row in rows for e, mine in zip(row.entropies, row.loss_mask, strict=True) if mine]
-    return sum(values) / len(values) if values else 0.0

@@ -5,22 +5,20 @@ Demonstrations of a task and rows from a file take one path: both are conversati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
 from rocstar.config.sections import SftStage, Stage
 from rocstar.data.sft.format import Chat, Role
-from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
+from rocstar.data.sft.render import Piece, encoded, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, DataError
-from rocstar.parts.build import AttemptParts
-from rocstar.protocols import Task
+from rocstar.protocols import ToolSpec
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_table, write_parquet
-from rocstar.run.tasks import demonstrations_of
 from rocstar.support.screen import plural
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
@@ -28,20 +26,12 @@ Layout = Sequence[Piece]
 """A conversation in pieces, before tokenization."""
 
 
-def layouts_of(
-    parts: AttemptParts, stage: SftStage, template: Template, conversations: Sequence[Chat] | None, task: Task
-) -> list[Layout]:
-    """Demonstrations of an SFT stage: the conversations of its file, else its task's own."""
-    feedback = parts.feedback
-    if conversations is None:
-        demonstrations = demonstrations_of(task, stage.name, stage.steps * stage.sft.batch_rows)
-        shown = [from_demonstration(demo, feedback) for demo in demonstrations]
-    else:
-        shown = [_as_shown(conversation, feedback) for conversation in conversations]
+def layouts_of(shown: Iterable[Chat], template: Template, specs: Sequence[ToolSpec]) -> list[Layout]:
+    """Demonstrations of an SFT stage. specs: the tools of the run."""
     # A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
     # and preamble mention problems and boxes, which would be wrong there.
     return [
-        list(pieces(one, template, parts.specs) if one.tools is None else pieces(one, template.chat(), one.tools))
+        list(pieces(one, template, specs) if one.tools is None else pieces(one, template.chat(), one.tools))
         for one in shown
     ]
 
@@ -126,7 +116,7 @@ def _order(rows: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def _as_shown(conversation: Chat, feedback: Callable[[ToolResult], str]) -> Chat:
+def as_shown(conversation: Chat, feedback: Callable[[ToolResult], str]) -> Chat:
     """A demonstration of the run's own task with tool results formatted and cut as in a rollout; a row that brings its
     own tools is unchanged."""
     if conversation.tools is not None:

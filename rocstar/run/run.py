@@ -1,4 +1,4 @@
-"""A run under way: its parts, its progress, and its records.
+"""A run under way: its parts, its progress, its records, and its seconds by phase.
 
 Not here: how it is opened (`opening.py`), the steps of a stage (`steps.py`), and what a step does (`rocstar/train.py`).
 """
@@ -6,7 +6,9 @@ Not here: how it is opened (`opening.py`), the steps of a stage (`steps.py`), an
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +16,7 @@ from rocstar.answers.grade import Grader
 from rocstar.config.sections import Recipe, RlStage, Stage, StageRolloutSection
 from rocstar.errors import RunHalted
 from rocstar.learning.policy import Policy
+from rocstar.learning.update import Updater
 from rocstar.parts.build import AttemptParts
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
@@ -23,8 +26,7 @@ from rocstar.record.tracker import RunTracker
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet
 from rocstar.run.calls import FinishedCalls
-from rocstar.run.checkpoints import Checkpoints, Learner, Progress
-from rocstar.run.meter import Meter
+from rocstar.run.checkpoints import Checkpoints, Progress
 from rocstar.run.probe import Prober
 from rocstar.run.published import PublishedWeights
 from rocstar.run.report import attempt_records, failed_agents, faults_of, reason_to_halt
@@ -38,6 +40,42 @@ if TYPE_CHECKING:
     from rocstar.run.material import Material
 
 T = TypeVar("T")
+CPU, WALL = "cpu/", "seconds/"
+
+
+class Meter:
+    """Collects wall time, CPU seconds of this process, and of the sandbox separately, until they are taken into a row
+    of metrics. Also reports the beginning and end of each phase."""
+
+    def __init__(self, sandbox: SandboxClient, note: Callable[[str | None], None] = lambda phase: None) -> None:
+        """note: called with each phase as it begins, and with None at its end."""
+        self._sandbox, self._note = sandbox, note
+        self._before = 0.0
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._wall: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """All time inside the context, and all CPU of this process, belongs to `name`."""
+        before, began = time.process_time(), time.monotonic()
+        self._note(name)
+        try:
+            yield
+        finally:
+            self._note(None)
+            self._seconds[name] += time.process_time() - before
+            self._wall[name] += time.monotonic() - began
+
+    def take(self) -> dict[str, float]:
+        """`cpu/<phase>` seconds since the last call, `cpu/sandbox` among them, and `seconds/<phase>` of wall time."""
+        now = self._sandbox.usage().cpu_seconds
+        self._seconds["sandbox"] += now - self._before
+        self._before = now
+        taken = {CPU + name: round(seconds, 4) for name, seconds in self._seconds.items()}
+        taken |= {WALL + name: round(seconds, 4) for name, seconds in self._wall.items()}
+        self._seconds.clear()
+        self._wall.clear()
+        return taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +136,7 @@ class Run:
         self.tracker.start_stage(stage.name, stage.kind, stage.steps)
         self.screen.stage(stage.name, detail)
 
-    def skip(self, stage: RlStage, learner: Learner, reason: str) -> None:
+    def skip(self, stage: RlStage, learner: Updater, reason: str) -> None:
         """Skip a stage that has nothing to learn from."""
         self.screen.note(f"{stage.name}: {reason}, so the stage is skipped")
         self.tracker.event("stage_skipped", name=stage.name)
@@ -157,7 +195,7 @@ class Run:
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    def save(self, learner: Learner, *, complete: bool) -> None:
+    def save(self, learner: Updater, *, complete: bool) -> None:
         """Raises RunHalted when an earlier write failed: a checkpoint newer than the record would hide the hole."""
         with self.meter.phase("saving"):
             self.tracker.flush()

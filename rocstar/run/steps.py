@@ -12,10 +12,10 @@ from typing import Any
 
 from rocstar.config.sections import Stage
 from rocstar.errors import RunHalted
+from rocstar.learning.update import Updater
 from rocstar.record.journal import read_journal
 from rocstar.rollout.carry import Carried
-from rocstar.run.alarms import Alarm, new_alarms
-from rocstar.run.checkpoints import Learner
+from rocstar.run.alarms import new_alarms
 from rocstar.run.run import Run
 from rocstar.run.stages import expected_steps, why_over
 from rocstar.support.screen import plural
@@ -26,7 +26,7 @@ TRAINER_PHASES = ("rollout", "learning", "record", "sft")
 class StageSteps:
     """The steps of the stage under way."""
 
-    def __init__(self, run: Run, stage: Stage, learner: Learner) -> None:
+    def __init__(self, run: Run, stage: Stage, learner: Updater) -> None:
         self._run, self._stage, self._learner = run, stage, learner
         self._rows: list[Mapping[str, Any]] = [r for r in read_journal(run.folder.metrics) if r["stage"] == stage.name]
         self._began = 0.0
@@ -65,7 +65,8 @@ class StageSteps:
         self._rows.append(row)
         expected = expected_steps(stage.end, stage.steps, self._rows)
         run.screen.step(stage.name, progress.stage_step, stage.steps, row, expected)
-        for alarm in self._new_alarms():
+        tools = any(rollout.has_tools for rollout in stage.rollouts)
+        for alarm in new_alarms(self._rows, tools=tools, steps=stage.steps) if stage.rollouts else ():
             run.tracker.event("warning", step=progress.step, **asdict(alarm))
             run.screen.note(f"warning: {stage.name}: {alarm.evidence}; {alarm.action}")
         over = self._why_over()
@@ -95,12 +96,6 @@ class StageSteps:
         row["step/tokens_per_second"] = metrics["step/tokens"] / max(row["step/seconds"], 1e-9)
         return row
 
-    def _new_alarms(self) -> list[Alarm]:
-        if not self._stage.rollouts:
-            return []
-        tools = any(rollout.has_tools for rollout in self._stage.rollouts)
-        return new_alarms(self._rows, tools=tools, steps=self._stage.steps)
-
     def _why_over(self) -> str | None:
         stage, run = self._stage, self._run
         if run.progress.stage_step == stage.steps:
@@ -111,7 +106,7 @@ class StageSteps:
 
 
 @contextmanager
-def steps_of(run: Run, stage: Stage, learner: Learner) -> Iterator[StageSteps]:
+def steps_of(run: Run, stage: Stage, learner: Updater) -> Iterator[StageSteps]:
     """The steps of a stage. Within this context a Ctrl-C keeps finished steps."""
     with run.stopper.finishing(run.is_half_changed):
         try:

@@ -92,12 +92,10 @@ class Stopper:
     def _on_signal(self, number: int, frame: object) -> None:
         self._taken += 1
         again, self.asked = self.asked or self._broken_off, True
-        if again or not self.finishes:
-            self._stop()
-
-    def _stop(self) -> None:
-        """Interrupt the run's own task if it is computing. If it waits, cancel it: an exception raised in one of many
-        attempts would leave the others running."""
+        if not again and self.finishes:
+            return
+        # Interrupt the run's own task if it is computing. If it waits, cancel it: an exception raised in one of many
+        # attempts would leave the others running.
         task = self._task
         if task is None or task.done() or asyncio.current_task(task.get_loop()) is task:
             raise KeyboardInterrupt

@@ -1,27 +1,22 @@
-"""A model to talk to, and one answer of it, streamed piece by piece: the same turn loop, tools and limits as a
-rollout's."""
+"""One answer of a model, streamed piece by piece: the same turn loop, tools and limits as a rollout's."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rocstar.cluster.here import started_sandbox
 from rocstar.data.sft.format import Chat
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
-from rocstar.errors import ConfigError, DataError
-from rocstar.evaluation.subject import LocalModel, find_subject, settings_in_force
+from rocstar.errors import DataError
 from rocstar.protocols import Engine, Environment, ForwardingEngine, Reply, ToolSpec
 from rocstar.record.atomic import plain
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.episode import run_episode
-from rocstar.serving.spec import ModelSpec
 from rocstar.types import (
     Completion,
     Finish,
@@ -37,26 +32,6 @@ from rocstar.types import (
 )
 
 PIECE_TOKENS = 8  # tokens between two streamed pieces
-
-
-def checked(spec: ModelSpec) -> LocalModel:
-    """A model before anything is loaded. Raises ConfigError for a model, a setting or a context that cannot be used."""
-    subject = find_subject(spec.model, spec.runs)
-    subject = replace(subject, recipe=settings_in_force(subject.recipe, spec.settings or (), {}))
-    if spec.context is not None and spec.context > subject.holds:
-        raise ConfigError(
-            f"--context {spec.context} is more than the {subject.holds} tokens that the model holds; lower it"
-        )
-    subject.conversation()
-    return subject
-
-
-@asynccontextmanager
-async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> AsyncIterator[Roller]:
-    """Engine and sandbox for `rows` conversations at once, of `positions` tokens each. Raises what opening raises."""
-    with started_sandbox(subject.recipe.sandbox) as sandbox:
-        async with subject.opened(positions, sandbox, rows=rows) as roller:
-            yield roller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +165,12 @@ class StreamedEngine(ForwardingEngine):
             written += part.token_ids
             self._told(written)
             if part.finish is not Finish.LENGTH or not part.token_ids or len(written) >= sampling.max_new_tokens:
-                return _joined(parts)
+                return Completion(
+                    token_ids=tuple(written),
+                    logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
+                    finish=part.finish,
+                    version_spans=spans_of(version for part in parts for version in part.versions),
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,15 +193,6 @@ class WatchedEnvironment:
 
     async def close(self) -> None:
         await self.environment.close()
-
-
-def _joined(parts: Sequence[Completion]) -> Completion:
-    return Completion(
-        token_ids=tuple(token for part in parts for token in part.token_ids),
-        logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
-        finish=parts[-1].finish,
-        version_spans=spans_of(version for part in parts for version in part.versions),
-    )
 
 
 class VisibleText:

@@ -25,11 +25,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rocstar.errors import ConfigError, DataError
+from rocstar.evaluation.subject import find_agent, opened_agent
 from rocstar.parts.modelfolder import model_name
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.serving.agent import Event, Ran, answered, checked, environment_for, history_ids, opened_agent
+from rocstar.serving.agent import Event, Ran, answered, environment_for, history_ids
 from rocstar.serving.requests import ChatRequest, read_request
 from rocstar.serving.spec import ServeSpec
 from rocstar.support.listen import (
@@ -77,7 +78,7 @@ def serve(spec: ServeSpec, say: Callable[[str], None]) -> None:
         raise ConfigError(
             f"{spec.host} may be reached by others; set {TOKEN} to a secret that clients send as their API key"
         )
-    subject = checked(spec)
+    subject = find_agent(spec.model, spec.runs, spec.settings or (), spec.context)
     name = subject.run.name if subject.run else model_name(subject.model)
     positions = spec.context or subject.holds
     place = listener(spec.host, spec.port)
@@ -172,7 +173,7 @@ async def _whole(agent: Agent, opened: Sequence[int], events: AsyncIterator[Even
     if trajectory.fault is not None:
         return refusal(503, trajectory.fault, "server_error")
     message = {"role": "assistant", "content": content, "reasoning_content": thoughts or None}
-    choice = {"index": 0, "message": message, "finish_reason": _finish(trajectory)}
+    choice = {"index": 0, "message": message, "finish_reason": FINISH.get(trajectory.stop, "length")}
     head = completion_of(agent.name, "chat.completion")
     reported = {"rocstar": {"calls": ran, "response_tokens": trajectory.num_response_tokens}}
     return JSONResponse({**head, "choices": [choice], "usage": _usage(opened, trajectory), **reported})
@@ -197,14 +198,10 @@ async def _streamed(
             elif event.fault is not None:
                 yield event_of({"error": {"message": event.fault, "type": "server_error", "code": 503}})
             else:
-                yield piece({}, _finish(event))
+                yield piece({}, FINISH.get(event.stop, "length"))
                 if asked.include_usage:
                     yield event_of({**head, "choices": [], "usage": _usage(opened, event)})
     yield "data: [DONE]\n\n"
-
-
-def _finish(trajectory: Trajectory) -> str:
-    return FINISH.get(trajectory.stop, "length")
 
 
 def _usage(opened: Sequence[int], trajectory: Trajectory) -> dict[str, int]:

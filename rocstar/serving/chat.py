@@ -14,10 +14,11 @@ from typing import Any
 
 from rocstar.dialogue.template import end_of_answer
 from rocstar.errors import ConfigError
+from rocstar.evaluation.subject import find_agent, opened_agent
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.serving.agent import Ran, answered, checked, environment_for, opened_agent
+from rocstar.serving.agent import Ran, answered, environment_for
 from rocstar.serving.requests import refuse_temperature
 from rocstar.serving.spec import ChatSpec
 from rocstar.support.exits import visible
@@ -34,7 +35,7 @@ ENDS = {
 
 def chat(spec: ChatSpec, question: Callable[[], Awaitable[str]]) -> None:
     """Ask the prompt once, or each `question` until one is empty. Raises ConfigError."""
-    subject = checked(spec)
+    subject = find_agent(spec.model, spec.runs, spec.settings or (), spec.context)
     rollout = subject.recipe.rollout
     answer = spec.max_tokens or rollout.max_response_tokens
     positions = spec.context or min(subject.holds, ANSWERS * answer + PROMPT_TOKENS)

@@ -72,7 +72,9 @@ def failure(error: Exception) -> tuple[int, str] | None:
         return None
     if isinstance(error, ConfigError | DataError):
         return USAGE, str(error)
-    if isinstance(error, Unavailable) or _is_sandbox_down(error):
+    # sandbox/ stands alone, so its error is no RocstarError; where it was never loaded it was never raised.
+    call = sys.modules.get("rocstar.sandbox.call")
+    if isinstance(error, Unavailable) or (call is not None and isinstance(error, call.SandboxDown)):
         return NOT_READY, str(error)
     if isinstance(error, RocstarError):
         return FAILED, str(error)
@@ -167,9 +169,3 @@ def flush_results() -> None:
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has seen enough; without this the shutdown would try once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_sandbox_down(error: Exception) -> bool:
-    # sandbox/ stands alone, so its error is no RocstarError; where it was never loaded it was never raised.
-    call = sys.modules.get("rocstar.sandbox.call")
-    return call is not None and isinstance(error, call.SandboxDown)

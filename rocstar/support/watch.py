@@ -200,7 +200,9 @@ class Watching:
     def _look_on(self) -> None:
         reported, seconds = 0.0, min(LOOK_SECONDS, self._run.stall_seconds / 4)
         while not self._over.wait(seconds):
-            self._rearm()
+            if sys.__stderr__ is not None:  # a real file: all stacks are printed unless the next look comes in time
+                patience = self._watch.patience(self._run) + LOOK_SECONDS
+                faulthandler.dump_traceback_later(patience, repeat=True, file=sys.__stderr__)
             still = self._watch.look(seconds)
             if still == 0.0:
                 reported = 0.0
@@ -208,12 +210,6 @@ class Watching:
                 reported = still
                 self._explain(self._watch.stall())
         faulthandler.cancel_dump_traceback_later()
-
-    def _rearm(self) -> None:
-        """Have all stacks printed unless the next look comes in time. Needs a real file; sys.stderr may be none."""
-        if sys.__stderr__ is not None:
-            seconds = self._watch.patience(self._run) + LOOK_SECONDS
-            faulthandler.dump_traceback_later(seconds, repeat=True, file=sys.__stderr__)
 
     def _explain(self, stall: Stall) -> None:
         try:

@@ -207,26 +207,21 @@ class Index:
 
     def _missing(self) -> list[Found]:
         """Files that are new or were written anew, the newest first; those that are gone leave the table."""
-        there = dict(self._stated())
+        there: dict[str, Found] = {}
+        for file in self.source.attempt_files():
+            with suppress(OSError):  # gone since
+                there[str(file.path.relative_to(self.source.root))] = file, file.path.stat()
         known = {
             path: (number, *state) for number, path, *state in self.ask("SELECT id, path, modified, bytes FROM files")
         }
         same = {
             path for path, (_, found) in there.items() if known.get(path, ())[1:] == (found.st_mtime_ns, found.st_size)
         }
-        self._forget([known[path][0] for path in known.keys() - same])
-        return [there[path] for path in there if path not in same]
-
-    def _stated(self) -> Iterator[tuple[str, Found]]:
-        for file in self.source.attempt_files():
-            with suppress(OSError):  # gone since
-                yield str(file.path.relative_to(self.source.root)), (file, file.path.stat())
-
-    def _forget(self, numbers: list[int]) -> None:
-        if numbers:
+        if gone := [known[path][0] for path in known.keys() - same]:
             with self._transaction() as cursor:
                 for table, column in (("attempts", "file"), ("files", "id")):
-                    cursor.execute(f"DELETE FROM {table} WHERE list_contains(?::INTEGER[], {column})", [numbers])
+                    cursor.execute(f"DELETE FROM {table} WHERE list_contains(?::INTEGER[], {column})", [gone])
+        return [there[path] for path in there if path not in same]
 
     def _insert(self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result) -> None:
         path = str(file.path)
@@ -324,17 +319,13 @@ class Searches:
                 dropped.dropped = True
                 self._index.ask("DELETE FROM found.hits WHERE search = ?", [dropped.number])
             if search.idle.is_set():
-                self._begin(search)
+                files = self._index.ask("SELECT id, path FROM files WHERE broken IS NULL ORDER BY step DESC, part")
+                if new := [(number, path) for number, path in files if number not in search.files]:
+                    search.files |= {number for number, _ in new}
+                    search.idle.clear()
+                    threading.Thread(target=self._look, args=(search, new), name="view-search", daemon=True).start()
         search.idle.wait(WAIT_SECONDS)
         return search
-
-    def _begin(self, search: Search) -> None:
-        files = self._index.ask("SELECT id, path FROM files WHERE broken IS NULL ORDER BY step DESC, part")
-        new = [(number, path) for number, path in files if number not in search.files]
-        if new:
-            search.files |= {number for number, _ in new}
-            search.idle.clear()
-            threading.Thread(target=self._look, args=(search, new), name="view-search", daemon=True).start()
 
     def _look(self, search: Search, files: list[tuple[int, str]]) -> None:
         needle = search.text.lower()

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from rocstar.agents.agent import Gateway, app_of
 from rocstar.agents.attempt import AgentAttempt, AttemptOver
-from rocstar.agents.gateway import Gateway, app_of
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Status, Stop, ToolCall, ToolResult
 from tests.agents.examples import Told, attempt, chat, made_by

@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rocstar.agents.agent import GatewayAgent, agent_named
-from rocstar.agents.gateway import MOST_CONNECTIONS
+from rocstar.agents.agent import MOST_CONNECTIONS, GatewayAgent, agent_named
 from rocstar.errors import ConfigError
 from rocstar.sandbox import walled
 from rocstar.sandbox.walls import linux

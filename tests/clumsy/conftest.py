@@ -30,9 +30,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
 @pytest.fixture
 def place(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy, for a test to spoil."""
-    monkeypatch.setattr("rocstar.cli.launch.run", started)
+    monkeypatch.setattr("rocstar.cli.main.launch", started)
     monkeypatch.setattr("rocstar.evaluation.command.opened_machines", started)
-    monkeypatch.setattr("rocstar.serving.agent.started_sandbox", started)
+    monkeypatch.setattr("rocstar.evaluation.subject.started_sandbox", started)
     place = tmp_path / "w"
     shutil.copytree(sound, place)
     monkeypatch.chdir(place)

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.engines.torch_sampling import draw, uniforms
+from rocstar.engines.torch_decoder import draw, uniforms
 
 DRAWS = 20_000
 LOGITS = torch.tensor([1.0, 0.5, -0.5, 2.0, -3.0])

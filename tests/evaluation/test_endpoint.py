@@ -13,8 +13,7 @@ from rocstar.dialogue.template import PAPER
 from rocstar.errors import ConfigError
 from rocstar.evaluation.chat_client import TRIES, ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
-from rocstar.evaluation.one_turn import OneTurn
-from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
+from rocstar.rollout.environment import AttemptLimits, Conversation, OneTurn, ToolEnvironment
 from rocstar.support.chat_http import check_address
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict, problem_id
 from tests.evaluation.served import Said, call, served, text

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from rocstar.config.layers import recipes_folder
 from rocstar.config.sections import DataSection
-from rocstar.config.shipped import recipes_folder
 from rocstar.support.plugins import load
 from rocstar.types import Problem
 from tests.published import DATA, WORD_PROBLEMS

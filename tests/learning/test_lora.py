@@ -28,7 +28,7 @@ from rocstar.learning.ranks import ALONE, Ranks
 from rocstar.learning.sft import SftLearner
 from rocstar.parts.modelfolder import ADAPTER as FILES
 from rocstar.parts.modelfolder import find_model
-from rocstar.run.opening import opened
+from rocstar.run.checkpoints import opened
 from rocstar.support.weights import BASE_NOTE
 from rocstar.types import Batch
 from tests.learning.examples import codec, model, rows, sft_rows

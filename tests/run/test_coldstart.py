@@ -17,8 +17,9 @@ from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy
 from rocstar.record.folder import RunFolder
+from rocstar.run.checkpoints import opened
 from rocstar.run.material import Material, read_material
-from rocstar.run.opening import opened, opening
+from rocstar.run.opening import opening
 from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.types import SftRow
 

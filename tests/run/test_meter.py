@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.run.meter import Meter
+from rocstar.run.run import Meter
 
 
 class Sandbox:

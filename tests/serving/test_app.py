@@ -215,7 +215,7 @@ def test_a_server_that_is_ended_in_the_middle_of_an_answer_ends_quietly(
     async def opened(*_: Any, **__: Any) -> Any:
         yield roller(Endless([]), verifier=None)
 
-    monkeypatch.setattr(app, "checked", lambda *_: subject)
+    monkeypatch.setattr(app, "find_agent", lambda *_: subject)
     monkeypatch.setattr(app, "opened_agent", opened)
     clients: list[threading.Thread] = []
 

@@ -17,9 +17,8 @@ from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stoppable, write
 from rocstar.support.exits import OK, USAGE
 
 if TYPE_CHECKING:
-    from rocstar.config.sections import Recipe
+    from rocstar.data.pool.build import Datasheet
     from rocstar.data.pool.check import FileReport, FindingCount, Wording
-    from rocstar.data.pool.datasheet import Datasheet
     from rocstar.data.pool.overlap import BenchmarkQuestion
     from rocstar.data.pool.rules import Check
     from rocstar.parts.build import AttemptParts
@@ -99,14 +98,17 @@ def check_problems(
 
     Example: rocstar data check train.jsonl --recipe my.toml --against recipes/data/math_pool.toml"""
     from rocstar.answers.extract import boxed_answer
+    from rocstar.config.recipe import changed, load_recipe, refuse_others
+    from rocstar.config.sections import Recipe
     from rocstar.data.pool.check import check_file
     from rocstar.data.problems import columns_of
     from rocstar.parts.build import AttemptParts
     from rocstar.run.material import task_of
 
     options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
-    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
-    chosen = _recipe(recipe, [*(settings or []), *given])
+    given = [*(settings or []), *(f"{key}={json.dumps(value)}" for key, value in options.items() if value)]
+    refuse_others(given, READ, "a check")
+    chosen = load_recipe(recipe, given) if recipe else changed(Recipe(), ["data.source=files", *given], {})
     stages = (stage.data for stage in chosen.rl_stages)  # that of the stage which names the file, else the recipe's
     columns = next((data.columns for data in stages if file in data.train_files), chosen.data.columns)
     asked = tuple(columns.question)
@@ -150,21 +152,11 @@ def verifier(answer_of: Callable[[str], str | None], name: str = "boxed") -> Ite
             runner.run(grader.close())
 
 
-def _recipe(path: Path | None, settings: list[str]) -> Recipe:
-    """Raises ConfigError, also for a key that a check does not read."""
-    from rocstar.config.recipe import changed, load_recipe, refuse_others
-    from rocstar.config.sections import Recipe
-
-    refuse_others(settings, READ, "a check")
-    return changed(Recipe(), ["data.source=files", *settings], {}) if path is None else load_recipe(path, settings)
-
-
 def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
     """Questions of plain files, and of all benchmarks of pool recipes."""
     from rocstar.config.layers import load
-    from rocstar.data.pool.build import benchmark_questions
+    from rocstar.data.pool.build import Datasheet, benchmark_questions
     from rocstar.data.pool.config import InputSection, PoolConfig
-    from rocstar.data.pool.datasheet import Datasheet
     from rocstar.evaluation.contamination import beside_known
 
     for file in files:

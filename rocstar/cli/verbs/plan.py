@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,17 +83,22 @@ def plan(
 
 def _within_pools(recipe: Recipe) -> Recipe:
     """The recipe with no more problems a step than there are; with its own number where they cannot be read yet."""
+    from rocstar.data.sft.check import load_conversations
     from rocstar.errors import ConfigError, DataError
-    from rocstar.run.material import few_problems, pool_sizes, rows_of_epochs
+    from rocstar.run.material import few_problems, problems_of, task_of
     from rocstar.run.rows import with_steps
+    from rocstar.run.tasks import heldout_problems
 
+    tool, files = recipe.rollout.tool_name, {one.name: one.sft.rows_file for one in recipe.sft_stages if one.epochs}
     try:
-        counted, _ = with_steps(recipe.stage, rows_of_epochs(recipe.sft_stages, recipe.rollout.tool_name))
+        rows = {name: len(load_conversations(Path(file), tool)) for name, file in files.items() if file}
+        counted, _ = with_steps(recipe.stage, rows)
         recipe = recipe.model_copy(update={"stage": counted})
     except (ConfigError, DataError) as error:
         print(f"the steps of epochs are not planned: {str(error).rstrip('.')}", file=sys.stderr)
     try:
-        pools = pool_sizes(recipe)
+        heldout = heldout_problems(task_of(recipe, recipe))
+        pools = {one.name: len(problems_of(one, task_of(recipe, one), heldout)) for one in recipe.rl_stages}
     except (ConfigError, DataError) as error:
         unread = str(error).rstrip(".")
         print(f"problems can't be read ({unread}), so rollout.problems_per_step counts as it stands", file=sys.stderr)

@@ -124,8 +124,13 @@ def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_js
                     if variants and number == span.last:
                         found |= _tried(replay, number)
                     found["steps"].append(replay.step(number))
-                    if not as_json:
-                        print(_line(found["steps"][-1]))
+                    step = found["steps"][-1]
+                    if not as_json and step["differs"]:
+                        differs = "; ".join(f"{what} ({how})" for what, how in step["differs"].items())
+                        print(f"step {number} differs: {differs}")
+                    elif not as_json:
+                        weights = ", weights as in its checkpoint" if step["weights"] else ""
+                        print(f"step {number}: to the bit as recorded, {step['metrics']} metrics among it{weights}")
     if not as_json:
         same, heaviest = sum(not one["differs"] for one in found["steps"]), _heaviest(found["tokens"], "as the run did")
         lines = [f"{same} of {len(found['steps'])} steps to the bit as recorded"] if len(found["steps"]) > 1 else []
@@ -143,13 +148,6 @@ def _tried(replay: Replay, step: int) -> dict[str, Any]:
     keep(replay.run, step, {"tried": results})
     plain = [{key: value for key, value in one.items() if key != "heaviest"} for one in results]  # a number a token
     return {"tried": plain, "tokens": own.heaviest(replay.policy.codec.decode)}
-
-
-def _line(step: Mapping[str, Any]) -> str:
-    if step["differs"]:
-        return f"step {step['step']} differs: " + "; ".join(f"{what} ({how})" for what, how in step["differs"].items())
-    weights = ", weights as in its checkpoint" if step["weights"] else ""
-    return f"step {step['step']}: to the bit as recorded, {step['metrics']} metrics among it{weights}"
 
 
 def _table(tried: Sequence[Mapping[str, Any]], norm: str) -> list[str]:

@@ -123,7 +123,13 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
     rows = [_row(name, found[-1]) for name, found in reports.items()]
     for row, found in zip(rows if spec.carry_over else (), reports.values(), strict=False):
         row |= _with_carry_over(work, fleet, spec.carry_over, row["policy"], sum(report.makespan for report in found))
-    print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows}) if as_json else _print(rows)
+    if as_json:
+        print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows})
+        return
+    columns = {key: column for key, column in COLUMNS.items() if key in rows[0]}
+    print(f"{'policy':16}" + "".join(f"{title:>12}" for title, _ in columns.values()))
+    for row in rows:
+        print(f"{row['policy']:16}" + "".join(f"{show(row[key]):>12}" for key, (_, show) in columns.items()))
 
 
 def _drawn(
@@ -211,10 +217,3 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "carried_attempts": ("attempts", "{:.1%}".format),
     "carried_groups": ("groups", "{:.1%}".format),
 }
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    columns = {key: column for key, column in COLUMNS.items() if key in rows[0]}
-    print(f"{'policy':16}" + "".join(f"{title:>12}" for title, _ in columns.values()))
-    for row in rows:
-        print(f"{row['policy']:16}" + "".join(f"{show(row[key]):>12}" for key, (_, show) in columns.items()))

@@ -44,7 +44,13 @@ def sweep(
         raise ConfigError(f"--only {only} is none of the {len(all_runs)} runs, which are numbered from 0")
     chosen = all_runs if only is None else [all_runs[only]]
     if dry_run:
-        _list(chosen, as_json=as_json)
+        rows = [{"name": one.recipe.run.name, "state": one.state, "settings": list(one.swept)} for one in chosen]
+        if as_json:
+            print_json({"sweep": chosen[0].recipe.run.sweep, "runs": rows})
+            return
+        for number, row in enumerate(rows):
+            print(f"{number:3}  {row['state']:9} {row['name']}")
+        print(f"{len(rows)} runs", file=sys.stderr)
     else:
         need("train")
         failed = _make(chosen, recipe)
@@ -52,16 +58,6 @@ def sweep(
         if failed:
             sentence = f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}"
             stop(FAILED, f"{sentence}; give the command again to go on with them")
-
-
-def _list(runs: Sequence[SweptRun], *, as_json: bool) -> None:
-    rows = [{"name": one.recipe.run.name, "state": one.state, "settings": list(one.swept)} for one in runs]
-    if as_json:
-        print_json({"sweep": runs[0].recipe.run.sweep, "runs": rows})
-        return
-    for number, row in enumerate(rows):
-        print(f"{number:3}  {row['state']:9} {row['name']}")
-    print(f"{len(rows)} runs", file=sys.stderr)
 
 
 def _make(runs: Sequence[SweptRun], recipe: str) -> list[str]:

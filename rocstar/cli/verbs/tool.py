@@ -11,7 +11,6 @@ from rocstar.cli.verbs.common import STYLE, AsJson, print_json, write
 from rocstar.support.exits import FAILED, OK
 
 if TYPE_CHECKING:
-    from rocstar.config.sections import Recipe
     from rocstar.parts.build import AttemptParts
     from rocstar.protocols import Tool
     from rocstar.types import ToolCall
@@ -41,12 +40,16 @@ def try_out(
     import asyncio
     import json
 
+    from rocstar.config.recipe import changed, refuse_others
+    from rocstar.config.sections import Recipe
     from rocstar.parts.build import AttemptParts
 
     given = calls or []
     settings = [text for text in given if not text.lstrip().startswith("{") and "=" in text]
     asked = [line for text in given if text not in settings for line in _calls_in(text)]
-    specs, answers = asyncio.run(_tried(AttemptParts(_recipe(name, settings)), name, asked))
+    refuse_others(settings, READ, """a tool alone takes arguments as JSON, such as '{"a": 12}', and""")
+    parts = AttemptParts(changed(Recipe(), [f"sandbox.tools={[name]!r}", *settings], {}))
+    specs, answers = asyncio.run(_tried(parts, name, asked))
     if as_json:
         print_json({"tools": specs, "calls": answers})
     else:
@@ -68,15 +71,6 @@ def _calls_in(text: str) -> list[str]:
     if not Path(text).is_file():
         raise ConfigError(f'{text!r} is neither the arguments of a call, as in \'{{"code": "1"}}\', nor a file of such')
     return [line for line in Path(text).read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-def _recipe(name: str, settings: list[str]) -> Recipe:
-    """Raises ConfigError."""
-    from rocstar.config.recipe import changed, refuse_others
-    from rocstar.config.sections import Recipe
-
-    refuse_others(settings, READ, """a tool alone takes arguments as JSON, such as '{"a": 12}', and""")
-    return changed(Recipe(), [f"sandbox.tools={[name]!r}", *settings], {})
 
 
 async def _tried(parts: AttemptParts, name: str, asked: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -13,16 +13,15 @@ import itertools
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.pool.agreement import AnswerBook, disagreement
 from rocstar.data.pool.config import InputSection, PoolConfig
-from rocstar.data.pool.datasheet import READ, Datasheet, row_of
 from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
-from rocstar.data.pool.rules import RULE_NAMES, Check, Drop, Judges
+from rocstar.data.pool.rules import RULE_NAMES, AnswerBook, Check, Drop, Judges, disagreement
 from rocstar.data.problems import EmptyField, ProblemColumns, detect_columns, problem_of, refuse_no_columns, value_at
 from rocstar.data.rows import fingerprint, output_folder, read_rows, refuse_missing, rows_and_faults
 from rocstar.errors import ConfigError, DataError
@@ -30,9 +29,85 @@ from rocstar.types import Problem, problem_id
 
 POOL_FILE, DROPPED_FILE, SHEET = "problems.jsonl", "dropped.jsonl", "datasheet.json"
 _KEPT_SO_FAR = "kept.jsonl"
+SCHEMA = 1
+KEPT = "kept"
+READ = "read"
 
 Write = Callable[[bytes], Any]
 Note = Callable[[str], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Datasheet:
+    """Counts every row of a build, by source and fate. Nothing in it depends on the time, the machine or the place of
+    the files: same input and config, same bytes."""
+
+    config: PoolConfig
+    rules: Sequence[str]
+    """Names of all rules that were applied, in order."""
+    inputs: list[Mapping[str, Any]] = field(default_factory=list)
+    """Each file that was read, as datasheet.json tells it."""
+    not_compared: Mapping[str, str] = field(default_factory=dict)
+    """Benchmark excluded from the comparison -> why."""
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(source, READ, KEPT or a rule) -> rows."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Source -> kept rows whose question was extended so that the answer is an integer."""
+    unasked: int = 0
+    """Kept rows of the sources it covers for which the agreement check had no answers."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """File -> sha256."""
+
+    @property
+    def sources(self) -> list[str]:
+        return [file["name"] for file in self.inputs if file["role"] == "source"]
+
+    @property
+    def answers(self) -> Sequence[str]:
+        """The files that labels are checked with."""
+        return self.config.agreement.answers if "disagreement" in self.rules else []
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """Sentences that list the benchmarks compared with, and those that were not."""
+        files = (file for file in self.inputs if file["role"] == "benchmark")
+        compared = ", ".join(f"{file['name']} ({file['rows']:,})" for file in files)
+        others = [f"not compared with {name}: {why}" for name, why in self.not_compared.items()]
+        return [f"compared with the questions of {compared or 'no benchmark'}", *others]
+
+    def count_kept(self, problem: Problem, *, answered: bool) -> None:
+        """Count a row of the pool; answered: whether the agreement check had answers to it."""
+        self.counts[problem.source, KEPT] += 1
+        self.asked[problem.source] += "asked_from" in problem.metadata
+        self.unasked += self.config.agreement.covers(problem.source) and not answered
+
+    def total(self, fate: str) -> int:
+        """Rows of one fate over all sources."""
+        return sum(count for (_, name), count in self.counts.items() if name == fate)
+
+    def funnel(self) -> list[tuple[str, int, dict[str, int]]]:
+        """(fate, rows, rows by source): read, each rule that dropped something, kept."""
+        fates = [READ, *(rule for rule in self.rules if self.total(rule)), KEPT]
+        return [(fate, self.total(fate), {s: self.counts[s, fate] for s in self.sources}) for fate in fates]
+
+    def as_json(self) -> dict[str, Any]:
+        config = self.config.model_dump(mode="json", exclude={"data", "out"})
+        return {
+            "schema": SCHEMA,
+            "kept": self.total(KEPT),
+            "funnel": {fate: {"all": rows, **by_source} for fate, rows, by_source in self.funnel()},
+            "asked_for_integer": {source: self.asked[source] for source in self.sources},
+            "agreement_unasked": self.unasked,
+            "benchmarks_not_compared": dict(self.not_compared),
+            "inputs": self.inputs,
+            "outputs": dict(self.outputs),
+            "config": config,
+        }
+
+
+def row_of(values: Mapping[str, Any]) -> bytes:
+    """One JSONL line; equal values give equal bytes."""
+    return (json.dumps(values, ensure_ascii=False, default=str) + "\n").encode("utf-8", "surrogatepass")
 
 
 def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str, str] | None = None) -> Datasheet:
@@ -57,7 +132,12 @@ def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str
         with (work / DROPPED_FILE).open("wb") as dropped:
             judges = _read_sources(sheet, check, work, dropped.write, note)
             _finish(sheet, judges, work, dropped.write)
-        _publish(sheet, work, out)
+        for name in (POOL_FILE, DROPPED_FILE):
+            with (work / name).open("rb") as file:
+                sheet.outputs[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        (work / SHEET).write_text(json.dumps(sheet.as_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        for name in (POOL_FILE, DROPPED_FILE, SHEET):
+            os.replace(work / name, out / name)
     return sheet
 
 
@@ -243,12 +323,3 @@ def _judged_again(judges: Judges, work: Path) -> Iterator[tuple[Problem, Drop | 
 
 def _name(problem: Problem) -> str:
     return f"{problem.source} line {problem.metadata['line']}"
-
-
-def _publish(sheet: Datasheet, work: Path, out: Path) -> None:
-    for name in (POOL_FILE, DROPPED_FILE):
-        with (work / name).open("rb") as file:
-            sheet.outputs[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    (work / SHEET).write_text(json.dumps(sheet.as_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    for name in (POOL_FILE, DROPPED_FILE, SHEET):
-        os.replace(work / name, out / name)

@@ -62,15 +62,11 @@ OF_DAEMONS = ("daemons", "slots", "preload", "session_slots", "session_idle_seco
 BATCH_PATIENCE_SECONDS = 3600.0  # of each call of a batch
 
 
-def all_slots(settings: Settings) -> int:
-    """Slots of all daemons together."""
-    return settings.slots or max(1, round(SLOTS_PER_CORE * container.cpus()))
-
-
 def daemon_of(settings: Settings) -> DaemonSettings:
     """Settings of each daemon, with its share of the slots, rounded up."""
+    slots = settings.slots or max(1, round(SLOTS_PER_CORE * container.cpus()))
     return DaemonSettings(
-        slots=-(-all_slots(settings) // settings.daemons),
+        slots=-(-slots // settings.daemons),
         preload=names(settings.preload),
         min_isolation=Isolation(settings.min_isolation),
         daemons=settings.daemons,

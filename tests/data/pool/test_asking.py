@@ -11,7 +11,7 @@ pytest.importorskip("httpx")
 pytest.importorskip("pyarrow")
 
 from rocstar.cli.main import run
-from rocstar.data.pool.agreement import AnswerBook
+from rocstar.data.pool.rules import AnswerBook
 from tests.evaluation.served import served, text
 
 ROWS = {"What is two plus two?": "4", "What is two plus three?": "6", "What is one over three?": "\\frac{1}{3}"}

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.pool.build import build_pool
+from rocstar.data.pool.build import Datasheet, build_pool
 from rocstar.data.pool.config import PoolConfig
-from rocstar.data.pool.datasheet import Datasheet
 from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import problem_id
