@@ -20,7 +20,7 @@ import torch
 
 from rocstar.engines.pages import PAGE, PagePool
 from rocstar.engines.torch_cache import Aim, PagedCache
-from rocstar.engines.torch_forward import drop_weights, forward_of, take_weights
+from rocstar.engines.torch_forward import MIN_BATCH, drop_weights, forward_of, take_weights
 from rocstar.engines.torch_graphs import filled, in_graphs
 from rocstar.engines.torch_sampling import draw, uniforms
 from rocstar.engines.torch_table import Ints, Sequence, SequenceTable, Work
@@ -29,7 +29,6 @@ from rocstar.types import Completion, EngineLoad, Finish, Weights, spans_of
 
 PREFILL_TOKENS = 256  # of prompts and replies in one step, beside one token of each sequence
 GPU_PREFILL_TOKENS = 1024
-MIN_BATCH = 4  # tokens; CPU matrix products change their summation order below four rows
 
 Ended = tuple[Work, Completion | EngineUnavailable]
 
