@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from rocstar.engines.pages import PAGE, PagePool
 from rocstar.engines.torch_cache import Aim, PagedCache
-from rocstar.engines.torch_forward import drop_weights, forward_of, take_weights
+from rocstar.engines.torch_forward import MIN_BATCH, drop_weights, forward_of, take_weights
 from rocstar.engines.torch_graphs import filled, in_graphs
 from rocstar.engines.torch_table import Ints, SequenceTable, Work
 from rocstar.errors import EngineUnavailable
@@ -31,7 +31,6 @@ from rocstar.types import Completion, EngineLoad, Finish, Weights, spans_of
 
 PREFILL_TOKENS = 256  # of prompts and replies in one step, beside one token of each sequence
 GPU_PREFILL_TOKENS = 1024
-MIN_BATCH = 4  # tokens; CPU matrix products change their summation order below four rows
 BLOCK = 32  # tokens whose probabilities are summed at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

@@ -7,7 +7,7 @@ into another. Everything else runs through the transformers forward with our att
 On a CPU the compact forward stores the matrices in oneDNN's packed order, and the transformers model's own copy is
 dropped. A plain product reorders the weights each time, which is expensive in a step with few tokens: without that 64
 tokens run 1.2 to 1.5 times as fast, 8 tokens twice as fast. A row of a product has the same bits whatever the other
-rows hold, from two rows up (tests/engines/test_torch_linear.py).
+rows hold, from MIN_BATCH rows up (tests/engines/test_torch_linear.py).
 
 In bf16 both compute what a learner does under autocast: products in bf16; norms, rotary angles and the sums between
 layers in fp32.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from importlib import import_module
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,7 @@ FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 CHECK = 5  # tokens of a sequence
 CHECK_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.25  # of fp32 and 16 bits, where near ties of experts may flip
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles depend only on the position
+MIN_BATCH = 4  # tokens; CPU matrix products change their summation order below four rows
 USUAL_ROWS = 64  # tokens of a step for which oneDNN chooses the order; other values make no measured difference
 
 
@@ -147,6 +149,11 @@ class _LibraryForward:
         self._model, self._cache, self._states = model, cache, keep_states(model, cache)
         self.is_recurrent = self._states is not None
         self._mask = torch.zeros((1, 1, 1, 1), dtype=model.dtype, device=model.device)  # so that none is created
+        for module in model.modules() if model.device.type == "cpu" else ():
+            if hasattr(module, "_apply_gate"):  # each class of experts whose products transformers chooses
+                module.forward = MethodType(_not_alone, module)
+            if gate := getattr(module, "shared_expert_gate", None):
+                gate.forward = MethodType(_wide, gate)
 
     def __call__(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
         return _logits(
@@ -165,6 +172,21 @@ class _LibraryForward:
     def sleep(self) -> None:
         if self._states is not None:
             self._states.clear()
+
+
+def _not_alone(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """What experts make of tokens [T, hidden]. Tokens of which an expert has fewer than MIN_BATCH are given so often,
+    since products of few rows round otherwise."""
+    few = (chosen.flatten().bincount()[chosen] < MIN_BATCH).any(-1).nonzero().flatten()
+    rows = torch.cat((torch.arange(len(hidden)), few.repeat(MIN_BATCH - 1)))
+    found: torch.Tensor = type(experts).forward(experts, hidden[rows], chosen[rows], weights[rows])
+    return found[: len(hidden)]
+
+
+def _wide(gate: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """One number for each token, repeated over its width: alone, the product and the sigmoid that follows would round
+    by the number of tokens."""
+    return F.linear(tokens, gate.weight.expand(2, -1))[..., :1].expand(tokens.shape).contiguous()
 
 
 class CompactForward:

@@ -236,13 +236,16 @@ def refuse_targets(folder: Path, targets: Sequence[str]) -> None:
             "layer; name the linear layers that get adapters in model.lora_targets, or set model.lora_rank to 0"
         )
     stored = layout_of_folder(folder).items()
-    inside = (name for name, shape in stored if re.search(r"\.\d+\..*\.weight$", name) and len(shape) == 2)
-    there = {name.split(".")[-2] for name in inside}
+    inside = [name for name, shape in stored if re.search(r"\.\d+\..*\.weight$", name) and len(shape) == 2]
+    of_experts = {name.split(".")[-2] for name in inside if re.search(r"\.experts\.\d+\.", name)}
+    there = {name.split(".")[-2] for name in inside} - of_experts  # PEFT reads a name that both have as experts alone
     if wrong := [target for target in targets if there and target not in there]:
-        raise ConfigError(
-            f"model.lora_targets names {wrong[0]!r}, which is not a linear layer of {folder}; there are "
-            f"{', '.join(sorted(there))}"
+        why = (
+            "experts have, and these get no adapters"
+            if wrong[0] in of_experts
+            else f"is not a linear layer of {folder}"
         )
+        raise ConfigError(f"model.lora_targets names {wrong[0]!r}, which {why}; there are {', '.join(sorted(there))}")
 
 
 def _unfit(config: dict[str, Any]) -> str | None:

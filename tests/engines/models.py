@@ -16,6 +16,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
     Qwen3Config,
@@ -51,6 +53,13 @@ def mistral(seed: int = 0, **more: Any) -> Any:
     return lively(MistralForCausalLM(MistralConfig(**{**SHAPE, **HEADS, "sliding_window": 16, **more})), seed)
 
 
+def qwen2_moe(seed: int = 0, **more: Any) -> Any:
+    """Two of eight experts for each token, and one that all share."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    shape = {**SHAPE, **HEADS, **experts, "shared_expert_intermediate_size": 64}
+    return lively(Qwen2MoeForCausalLM(Qwen2MoeConfig(**{**shape, **more})), seed)
+
+
 def llama(seed: int = 0, **more: Any) -> Any:
     """Grouped heads, a head of its own for the output."""
     return lively(LlamaForCausalLM(LlamaConfig(**{**SHAPE, **HEADS, "tie_word_embeddings": False, **more})), seed)
@@ -84,6 +93,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "qwen": qwen,
     "llama": llama,
     "mistral": mistral,
+    "qwen2_moe": qwen2_moe,
     "qwen3_5": qwen3_5,
     "lfm2": lfm2,
     "gemma3": gemma3,

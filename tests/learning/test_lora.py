@@ -27,7 +27,7 @@ from rocstar.learning.policy import Policy, names_in
 from rocstar.learning.ranks import ALONE, Ranks
 from rocstar.learning.sft import SftLearner
 from rocstar.parts.modelfolder import ADAPTER as FILES
-from rocstar.parts.modelfolder import find_model
+from rocstar.parts.modelfolder import find_model, refuse_targets
 from rocstar.run.checkpoints import opened
 from rocstar.support.weights import BASE_NOTE
 from rocstar.types import Batch
@@ -212,3 +212,8 @@ def test_targets_are_linear_layers(tmp_path: Path) -> None:
     assert sum(parameter.requires_grad for parameter in some.parameters) == 4
     with pytest.raises(ConfigError, match=r"names 'lm_head', which is not a linear layer of a model of type qwen3"):
         adapted(tmp_path, lora_targets=["q_proj", "lm_head"])
+    names = ("layers.0.mlp.up_proj.weight", "layers.1.mlp.experts.0.up_proj.weight", "layers.1.self_attn.q_proj.weight")
+    save_file({name: torch.ones(2, 2) for name in names}, tmp_path / "model.safetensors")  # as GLM-4.5 has
+    refuse_targets(tmp_path, ["q_proj"])
+    with pytest.raises(ConfigError, match=r"'up_proj', which experts have, and these get no adapters; .* are q_proj$"):
+        refuse_targets(tmp_path, ["q_proj", "up_proj"])
