@@ -294,6 +294,15 @@ def test_no_secret_of_its_environment_reaches_it(monkeypatch: pytest.MonkeyPatch
         assert "secret" not in (daemon.run("import os\ndict(os.environ)").value or "secret")
 
 
+def test_a_umask_that_closes_folders_to_others_does_not_reach_it() -> None:
+    before = os.umask(0o077)
+    try:
+        with Daemon() as daemon:
+            assert daemon.run("import os\nos.umask(0)").value == str(0o022)
+    finally:
+        os.umask(before)
+
+
 def test_signals_of_the_terminal_do_not_end_it(daemon: Daemon) -> None:
     for pid in (daemon.process.pid, *(zygote.pid for zygote in daemon.zygotes())):
         assert os.getsid(pid) == pid, "those of the terminal's or the trainer's process group reach it"
