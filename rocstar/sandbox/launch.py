@@ -1,4 +1,4 @@
-"""Starting our processes: fresh interpreters with a clean environment and umask, each joined to its parent by one socket.
+"""Starting our processes: fresh interpreters with a clean environment and umask, each joined to its parent by a socket.
 
 Settings go on the command line, where every user of the machine can read them: no secret may be among them.
 """

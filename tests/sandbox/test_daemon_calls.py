@@ -274,7 +274,12 @@ def test_it_says_why_it_does_not_serve() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hard", "told"),
-    [("NOFILE", 200, r"may open 256 files, and a process here 200; .*ulimit -Hn"), ("NPROC", 17, "of the 17 .*-Hu")],
+    [
+        ("NOFILE", 200, r"may open 256 files, and a process here 200; .*ulimit -Hn"),
+        ("NPROC", 17, "of the 17 .*-Hu"),
+        ("AS", 2**30, "memory_bytes is .*-Hv"),
+        ("FSIZE", 10**6, "files of .* of 1000000; .*-Hf"),
+    ],
 )
 def test_limits_below_those_of_a_program_are_refused_and_not_reported_as_its_failure(
     name: str, hard: int, told: str
