@@ -115,7 +115,7 @@ class Codec:
         under our own templates the stop marker becomes the end-of-sequence token. Raises ConfigError."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        self._saved.save(str(target / "tokenizer.json"))
+        (target / "tokenizer.json").write_text(self._saved.to_str(pretty=True), "utf-8")  # its `save` raises no OSError
         stops = self.stop_ids(template)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": template.stop, **self._files.tokenizer}
         if template.jinja is not None:

@@ -319,5 +319,5 @@ def add_tokens(name: str, folder: Path, tokens: Sequence[str]) -> Path:
         model.to(model.config.dtype).save_pretrained(made)
         for file in (file for pattern in TOKENIZER for file in source.glob(pattern)):
             shutil.copyfile(file, made / file.name)
-        tokenizer.save(str(made / "tokenizer.json"))
+        (made / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
     return folder

@@ -27,7 +27,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "processes": (1, 1024),
 }
 """Smallest and largest value of each field of `Limits`."""
-OWN_PROCESSES = 2  # of a slot, which the kernel counts with those of its program
+OWN = {"processes": (resource.RLIMIT_NPROC, "u", 2), "memory_bytes": (resource.RLIMIT_AS, "v", 2**30)}
+"""Fields of `Limits` that a hard limit of this user bounds: which, its letter for `ulimit`, and what the kernel counts
+of ours besides: processes of a slot; addresses, at most, of Python and the modules that a tier has loaded."""
 START_BYTES = 2 * 2**20  # memory that a process takes before its program runs
 INPUT_COPIES = 2  # copies of a program's text, standard input and files in its process while it starts
 MAX_PATIENCE_SECONDS = 10**9
@@ -39,7 +41,7 @@ def complaint(call: Call) -> str:
         of_text(call)
         or of_session(call)
         or of_limits(call.limits)
-        or of_processes(call.limits)
+        or of_machine(call.limits)
         or of_patience(call.patience_seconds)
         or (of_files(call) if call.files or call.stdin else "")
         or of_memory(call)
@@ -85,15 +87,16 @@ def of_limits(limits: Limits) -> str:
     return ""
 
 
-def of_processes(limits: Limits) -> str:
-    """Where this machine allows fewer: a process can't raise its hard limit for the program that it starts."""
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    if hard == resource.RLIM_INFINITY or limits.processes + OWN_PROCESSES <= hard:
-        return ""
-    return (
-        f"{OF_LIMITS}processes is {limits.processes}, and of the {hard} that this user may have here the sandbox needs "
-        f"{OWN_PROCESSES}; raise the hard limit (ulimit -Hu), or lower {OF_LIMITS}processes"
-    )
+def of_machine(limits: Limits) -> str:
+    """Where this machine allows less: a process can't raise its hard limit for the program that it starts."""
+    for name, (which, letter, own) in OWN.items():
+        hard, value = resource.getrlimit(which)[1], getattr(limits, name)
+        if hard != resource.RLIM_INFINITY and value + own > hard:
+            return (
+                f"{OF_LIMITS}{name} is {value}, and of the {hard} that this user may have here the sandbox needs "
+                f"{own}; raise the hard limit (ulimit -H{letter}), or lower {OF_LIMITS}{name}"
+            )
+    return ""
 
 
 def of_patience(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Starting our processes: fresh interpreters with a clean environment, each joined to its parent by one socket.
+"""Starting our processes: fresh interpreters with a clean environment and umask, each joined to its parent by a socket.
 
 Settings go on the command line, where every user of the machine can read them: no secret may be among them.
 """
@@ -59,6 +59,7 @@ def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.s
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",
+                umask=0o022,  # programs run as another user: they could not enter folders made with a stricter one
                 start_new_session=True,  # Ctrl-C in our terminal is for us: we end it then
             )
         except OSError:

@@ -175,8 +175,11 @@ class AppState:
 def sources(state: AppState, request: Request) -> Any:
     shown = []
     for source in state.library.sources():
-        curves = state.curves(source)
-        shown.append({**overview(source, curves.spans()), "spark": curves.spark(), "last": curves.last()})
+        try:
+            curves, unread = state.curves(source), {}
+        except OSError as error:  # another user's
+            curves, unread = Curves(Tail(source.root / "metrics.jsonl")), {"broken": str(error)}
+        shown.append({**overview(source, curves.spans()), "spark": curves.spark(), "last": curves.last(), **unread})
     return {"base": str(state.library.base), "first": state.library.first, "sources": shown}
 
 

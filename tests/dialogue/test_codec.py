@@ -70,6 +70,12 @@ def test_a_length_limit_stored_in_the_file_never_cuts_text(tmp_path: Path) -> No
     assert Codec.load(tmp_path).decode(Codec.load(tmp_path).encode("print(1) hello")) == "print(1) hello"
 
 
+def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        CODEC.save(tmp_path, COMPACT)
+
+
 def test_a_published_tokenizer_serves_the_paper_template_and_its_older_files_are_saved_in_the_newer_one(
     tmp_path: Path,
 ) -> None:

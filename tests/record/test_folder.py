@@ -81,6 +81,9 @@ def test_an_exact_name_beats_longer_ones_and_of_many_runs_the_nearest_few_are_na
         RunFolder.find("tinj-4", tmp_path)
     with pytest.raises(ConfigError, match=r"tin may be any of tiny, (tiny-\d, ){3}tiny-\d and 4 others; write more"):
         RunFolder.find("tin", tmp_path)
+    (tmp_path / "tiny" / "run.json").unlink()
+    with pytest.raises(ConfigError, match="tiny is not a run folder"):
+        RunFolder.find("tiny", tmp_path)
 
 
 def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:

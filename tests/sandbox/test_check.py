@@ -203,9 +203,10 @@ def test_program_and_service_outcomes_share_no_name() -> None:
     assert not {*ProgramOutcome} & {*ServiceOutcome}
 
 
-def test_more_processes_than_this_user_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda which: (100, 100))
-    assert not check.complaint(Call(id="a", code="", limits=Limits(processes=98)))
-    assert "limit processes is 99, and of the 100" in check.complaint(
-        Call(id="a", code="", limits=Limits(processes=99))
-    )
+@pytest.mark.parametrize(("name", "hard"), [("processes", 100), ("memory_bytes", 2**31)])
+def test_limits_beyond_those_of_this_user_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, hard: int) -> None:
+    which, _, own = check.OWN[name]
+    monkeypatch.setattr("resource.getrlimit", lambda asked: (hard, hard) if asked == which else (-1, -1))
+    assert not check.complaint(Call(id="a", code="", limits=Limits(**{name: hard - own})))
+    told = check.complaint(Call(id="a", code="", limits=Limits(**{name: hard - own + 1})))
+    assert f"limit {name} is {hard - own + 1}, and of the {hard}" in told

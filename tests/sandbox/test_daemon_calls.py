@@ -274,7 +274,12 @@ def test_it_says_why_it_does_not_serve() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hard", "told"),
-    [("NOFILE", 200, r"may open 256 files, and a process here 200; .*ulimit -Hn"), ("NPROC", 17, "of the 17 .*-Hu")],
+    [
+        ("NOFILE", 200, r"may open 256 files, and a process here 200; .*ulimit -Hn"),
+        ("NPROC", 17, "of the 17 .*-Hu"),
+        ("AS", 2**30, "memory_bytes is .*-Hv"),
+        ("FSIZE", 10**6, "files of .* of 1000000; .*-Hf"),
+    ],
 )
 def test_limits_below_those_of_a_program_are_refused_and_not_reported_as_its_failure(
     name: str, hard: int, told: str
@@ -292,6 +297,15 @@ def test_no_secret_of_its_environment_reaches_it(monkeypatch: pytest.MonkeyPatch
         for process in (psutil.Process(daemon.process.pid), *daemon.zygotes()):
             assert "secret" not in f"{process.cmdline()} {process.environ()}"
         assert "secret" not in (daemon.run("import os\ndict(os.environ)").value or "secret")
+
+
+def test_a_umask_that_closes_folders_to_others_does_not_reach_it() -> None:
+    before = os.umask(0o077)
+    try:
+        with Daemon() as daemon:
+            assert daemon.run("import os\nos.umask(0)").value == str(0o022)
+    finally:
+        os.umask(before)
 
 
 def test_signals_of_the_terminal_do_not_end_it(daemon: Daemon) -> None:

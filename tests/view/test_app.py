@@ -264,10 +264,11 @@ def test_one_broken_run_or_file_does_not_hide_the_others(tmp_path: Path) -> None
         (run.path.parent / name).mkdir()
         (run.path.parent / name / "run.json").write_text(identity)
         (run.path.parent / name / "config.resolved.json").write_text(settings)
+    (run.path.parent / "odd" / "metrics.jsonl").mkdir()  # cannot be read, like another user's
     (run.path.parent / "torn" / "metrics.jsonl").write_text('nonsense\n[1]\n{"step": 1, "loss": 2}\n')
     with page(run.path.parent, tmp_path / "cache") as client:
         found = {row["name"]: row for row in client.get("/api/sources").json()["sources"]}
-        assert set(found) == {"made", "odd", "torn"} and found["odd"]["broken"]
+        assert set(found) == {"made", "odd", "torn"} and "metrics.jsonl" in found["odd"]["broken"]
         assert "run.json" in found["torn"]["broken"] and found["made"]["spark"]["values"] == [0.1]
         assert settled(client, "/api/run/made/attempts")["rows"]
 

@@ -135,7 +135,11 @@ def refuse_low_limits() -> None:
     if hard != resource.RLIM_INFINITY and hard < MOST_FILES:
         problem = f"a program may open {MOST_FILES} files, and a process here {hard}"
         raise SandboxDown(f"{problem}; raise the hard limit of open files to 4096 (ulimit -Hn)")
-    if refusal := check.of_processes(Limits()):
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if largest != resource.RLIM_INFINITY and largest < folders.FILE_BYTES:
+        problem = f"a program may write files of {folders.FILE_BYTES} bytes, and a process here of {largest}"
+        raise SandboxDown(f"{problem}; raise the hard limit of a file's size (ulimit -Hf)")
+    if refusal := check.of_machine(Limits()):
         raise SandboxDown(refusal)
 
 
