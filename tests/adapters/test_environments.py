@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 
 pytest.importorskip("openenv", reason="environments have an environment of their own: scripts/adapters_env")
 
+from openenv.cli.commands.init import init
+
 from rocstar.adapters import inspect_tasks, openenv, verifiers
 from rocstar.adapters.environments import source_of
 from rocstar.agents.agent import agent_named
@@ -24,9 +25,10 @@ from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_rollouts
 from rocstar.types import Problem, Stop, Trajectory
 from tests.agents.examples import Told
+from tests.forks import forked
 from tests.rollout.examples import roller
 from tests.sandbox.driver import eventually
-from tests.tiny_run import Command, begun, cold_run, workplace
+from tests.tiny_run import PYTHON, Command, begun, cold_run, workplace
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "environments"
 BRIEF = ("stage.stage1.steps=1", "stage.stage3.steps=0", "data.pool=6")
@@ -147,15 +149,17 @@ def examples_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the environment that `openenv init` makes: it echoes, and pays a tenth for each character."""
     folder = tmp_path_factory.mktemp("openenv")
-    subprocess.run([sys.executable, "-m", "openenv.cli", "init", "echo"], cwd=folder, check=True, capture_output=True)
+    init("echo", output_dir=str(folder))
     application = folder / "echo" / "server" / "app.py"
     application.write_text(application.read_text().replace("max_concurrent_envs=1", "max_concurrent_envs=4"))
-    command = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", "--no-access-log"]
-    said = folder / "said"  # a pipe that nobody reads on would hold the server up once it is full
-    with said.open("w") as errors, subprocess.Popen(command, cwd=folder / "echo", stderr=errors) as process:
+    (said := folder / "said").touch()  # a pipe that nobody reads on would hold the server up once it is full
+    command = ("-m", "uvicorn", "server.app:app", "--port", "0", "--no-access-log")
+    process = forked(PYTHON, *command, folder=folder / "echo", files=[os.devnull, os.devnull, str(said)])
+    try:
         assert eventually(lambda: "running on" in said.read_text())
         yield said.read_text().partition("running on ")[2].split()[0]
-        process.terminate()
+    finally:
+        process.kill()
 
 
 Train = Callable[..., list[dict[str, Any]]]

@@ -49,7 +49,7 @@ def replied(text: str) -> Message:
 def make(tools: Sequence[Callable[..., str]], steps: int = 120) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """The model and its tokenizer. tools: whose schemas stand in prompts, one at a time."""
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=qwen2_5_chat_template)
-    texts = [plain.apply_chat_template(one, tools=[tool], tokenize=False) for tool in tools for one in conversations()]
+    texts = [plain.apply_chat_template(one, tools=[tool], tokenize=False) for one in conversations() for tool in tools]
     tokenizer = tokenizer_of(texts)
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -58,7 +58,7 @@ def make(tools: Sequence[Callable[..., str]], steps: int = 120) -> tuple[Qwen2Fo
     model = Qwen2ForCausalLM(config)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    warm_up(model, tokenizer, texts, steps)
+    warm_up(model, tokenizer, texts, steps, len(tools))
     return model, tokenizer
 
 
@@ -76,8 +76,10 @@ def tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def warm_up(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], steps: int) -> None:
-    """Likelihood of what comes after the question, so that few steps are enough."""
+def warm_up(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], steps: int, tools: int
+) -> None:
+    """Likelihood of what comes after the question, so that few steps are enough; of one tool's texts in each step."""
     start = "<|im_start|>assistant\n"
     begins = [len(tokenizer(text[: text.index(start) + len(start)])["input_ids"]) for text in texts]
     batch = tokenizer(list(texts), padding=True, padding_side="right", return_tensors="pt", return_token_type_ids=False)
@@ -86,9 +88,10 @@ def warm_up(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: 
         labels[row, :begin] = -100
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
-    for _ in range(steps):
+    for step in range(steps):
+        rows = slice(step % tools, None, tools)
         optimizer.zero_grad()
-        model(**batch, labels=labels).loss.backward()
+        model(**{name: given[rows] for name, given in batch.items()}, labels=labels[rows]).loss.backward()
         optimizer.step()
         schedule.step()
     model.eval()
