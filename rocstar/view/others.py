@@ -1,32 +1,32 @@
 """Rollouts that others wrote, converted to files of attempts for the page. None of their libraries is needed.
 
-    TRL         completions/completions_00007.parquet (log_completions=True), or its rows as JSONL
+    TRL         completions/completions_00007.parquet (log_completions=True)
     verl        7.jsonl (trainer.rollout_data_dir, trainer.validation_data_dir)
-    verifiers   results.jsonl beside metadata.json (vf-eval, prime-rl), traces.jsonl (its version 1)
+    verifiers   traces.jsonl (its version 1, prime-rl)
     inspect_ai  logs: .eval, .json
 
-JSONL may be gzipped. Fields without a matching column are kept in `fields`, under their names. An unreadable row is
-skipped and reported with its place and field. Source: what the libraries' writers write; the reading is ours.
+Fields without a matching column are kept in `fields`, under their names. An unreadable row is skipped and reported with
+its place and field. Source: what the libraries' writers write; the reading is ours.
 
 Not here: dumps to learn from again (run/dumps.py)."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
 import zipfile
 import zlib
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
+import msgspec
 import pyarrow
 from pyarrow import parquet
 
@@ -37,18 +37,16 @@ from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id, utf8
 from rocstar.view.index import STRANGE
 from rocstar.view.sources import Library, RunSource
 
-ENDINGS = (".parquet", ".jsonl", ".eval", ".json")
-PACKED = (".gz", ".bz2", ".xz", ".zst")
 OF_A_STEP = re.compile(r"(completions_)?\d+")  # files of one folder that are read as one
-STEP_FOLDER = re.compile(r"step_(\d+)")
 LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
 ROWS, GROUP_BYTES = 2_000, 1 << 22  # that are read for one attempt, at most
-NUMBERS, WHOLE = ("reward", "advantage", "seconds", "milliseconds"), ("step", "index", "response_tokens")
-LARGEST = 2**31 - 1  # of WHOLE; a column holds no larger one
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+WHOLE = {"step": Whole, "index": Whole, "response_tokens": Whole}
+NUMBERS: Mapping[str, Any] = {"reward": float, "advantage": float, "seconds": float, **WHOLE}
 ZSTD = 93  # of a zip; Python reads it from 3.14 on
 SHOWN = 5  # refusals that are shown
-OF_ALL = ("header.json", "_journal/start.json", "log", "metadata.json")
-"""Where a file says what holds of all its rows; metadata.json stands beside it."""
+OF_ALL = ("header.json", "_journal/start.json", "log")
+"""Where a file says what holds of all its rows."""
 KNOWN = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content", "error"}
 """Of a message; what else one has is kept among the fields."""
 UNREAD = (DataError, *STRANGE, RuntimeError, OSError, EOFError, zlib.error, zipfile.BadZipFile, pyarrow.ArrowException)
@@ -66,7 +64,7 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
     base, sources = place if place.is_dir() else place.parent, list[RunSource]()
     dumps = defaultdict[Path, list[Path]](list)
     for file in [place] if place.is_file() else sorted(filter(_may_be_read, place.rglob("*"))):
-        dumps[file.parent if OF_A_STEP.fullmatch(Path(file.name.removesuffix(".gz")).stem) else file].append(file)
+        dumps[file.parent if OF_A_STEP.fullmatch(file.stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
         plain = utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
         names, taken = chain([plain], (f"{plain} ({n})" for n in count(2))), {source.name for source in sources}
@@ -82,14 +80,11 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
 
 
 def _may_be_read(file: Path) -> bool:
-    """Whether a file is readable, or compressed, which is reported."""
-    try:
-        if (Path(file.stem) if file.suffix in PACKED else file).suffix not in ENDINGS or not file.is_file():
-            return False
-        with file.open("rb") as opened:
-            return file.suffix != ".json" or b'"eval"' in opened.read(2_000)
-    except OSError:  # reported by `read`
-        return True
+    """Of JSON files only logs are."""
+    if file.suffix not in ENDINGS or not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return file.suffix != ".json" or b'"eval"' in opened.read(2_000)
 
 
 class _Dump:
@@ -126,29 +121,16 @@ class _Dump:
 
     def _attempts(self, file: Path) -> list[Fields]:
         """Those of the rows that can be read."""
-        folders, rows, found, place = STEP_FOLDER.findall(str(file)), deque[tuple[str, Fields]](), list[Fields](), ""
-        try:
-            for place, read in _records(file):
-                try:
-                    row = read()
-                    if not isinstance(row, dict):
-                        raise DataError("all: it is no JSON object")
-                    if place in OF_ALL:
-                        self._about |= row
-                    else:
-                        rows.append((place, row))
-                except UNREAD as error:
-                    self._refuse(f"{file}: {place}, ", error)
-        except UNREAD as error:  # of a packed file that is cut, what came before is shown
-            self._refuse(f"{file}: after {place}, " if place else f"{file}: ", error)
-        # In TRL's rows as JSONL a reward of 1.0 may stand as 1: what is a float in any row is one in all.
-        of_trl = [row for _, row in rows if "advantage" in row]
-        floats = {name for row in of_trl for name, value in row.items() if isinstance(value, float)}
-        while rows:  # each is given up once it is read
-            place, row = rows.popleft()
+        found = list[Fields]()
+        for place, read in _records(file):
             try:
-                row |= {name: float(row[name]) for name in floats if type(row.get(name)) is int}
-                found += _read(row, int(folders[-1]) if folders else 0)
+                row = read()
+                if not isinstance(row, dict):
+                    raise DataError("all: it is no JSON object")
+                if place in OF_ALL:
+                    self._about |= row
+                else:
+                    found += _read(row, file.suffix)
             except UNREAD as error:
                 self._refuse(f"{file}: {place}, ", error)
         return found
@@ -179,7 +161,6 @@ class _Dump:
 def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(place in the file, reads the row that is there, which may raise one of UNREAD); what places of OF_ALL hold is
     said of all rows. Raises one of UNREAD where the rest can't be read."""
-    beside = file.with_name("metadata.json")
     if file.suffix == ".parquet":
         with file.open("rb") as raw, parquet.ParquetFile(raw) as opened:
             rows = (row for batch in opened.iter_batches(ROWS) for row in batch.to_pylist())
@@ -193,12 +174,8 @@ def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         log = parsed(file.read_bytes())
         yield from ((f"sample {number}", lambda one=one: one) for number, one in enumerate(log.pop("samples")))
         yield "log", lambda: log
-    elif file.suffix in PACKED and not file.name.endswith(".jsonl.gz"):
-        raise DataError("all: it is compressed, and only .jsonl.gz is read so; decompress it")
     else:
-        if file.name.startswith("results.jsonl") and beside.is_file():
-            yield beside.name, partial(parsed, beside.read_bytes())
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        with file.open("rb") as lines:
             yield from ((f"line {n}", partial(parsed, line)) for n, line in enumerate(lines, 1) if line.strip())
 
 
@@ -266,6 +243,8 @@ class Form(NamedTuple):
     """How the rows of one writer are known and read."""
 
     name: str
+    endings: tuple[str, ...]
+    """Of its files."""
     needed: set[str]
     """Fields that all its rows have."""
     columns: Mapping[str, str]
@@ -273,37 +252,30 @@ class Form(NamedTuple):
     made: Callable[[Fields], Made] = lambda row: iter([(row, {})])
 
 
-MESSAGES = {"question": "prompt", "text": "completion"}
-VERIFIERS = {
-    **{"gold": "answer", "reward": "reward", "advantage": "advantage", "stop": "stop_condition", "fault": "error"},
-    **{"seconds": "timing.total", "milliseconds": "timing.total_ms", "response_tokens": "token_usage.output_tokens"},
-}
+TRL = {"question": "prompt", "text": "completion", "advantage": "advantage"}
 VERL = {"question": "input", "text": "output", "gold": "gts", "reward": "score"}
 INSPECT = {
     **{"problem_id": "id", "index": "epoch", "gold": "target"},
     **{"seconds": "total_time", "stop": "limit.type", "fault": "error.message"},
 }
 FORMS = (
-    Form("verifiers", {"traces"}, {"stop": "stop_condition"}, _traces),
-    Form("verl", {"input", "output", "score", "step"}, VERL),
-    Form("inspect_ai", {"messages", "input", "epoch", "id"}, INSPECT, _sample),
-    Form("verifiers", {*MESSAGES.values(), "example_id"}, {**MESSAGES, **VERIFIERS, "problem_id": "example_id"}),
-    Form("TRL", {*MESSAGES.values(), "advantage", "step"}, {**MESSAGES, "advantage": "advantage"}, _trl),
-    Form("verifiers", {*MESSAGES.values(), "reward"}, {**MESSAGES, **VERIFIERS, "problem_id": "id"}),
+    Form("TRL", (".parquet",), {*TRL.values(), "step"}, TRL, _trl),
+    Form("verl", (".jsonl",), {"input", "output", "score", "step"}, VERL),
+    Form("verifiers", (".jsonl",), {"traces"}, {"stop": "stop_condition"}, _traces),
+    Form("inspect_ai", (".eval", ".json"), {"messages", "input", "epoch", "id"}, INSPECT, _sample),
 )
-"""The first whose fields a row has is taken."""
+ENDINGS = {ending for form in FORMS for ending in form.endings}
 
 
-def _read(row: Fields, step: int) -> Iterator[Fields]:
-    """The attempts of a row. step: of one that does not say its own."""
-    form = next((form for form in FORMS if form.needed <= row.keys()), None)
+def _read(row: Fields, ending: str) -> Iterator[Fields]:
+    """The attempts of a row of a file with this ending."""
+    form = next((form for form in FORMS if ending in form.endings and form.needed <= row.keys()), None)
     if form is None:
         names = ", ".join(list(row)[:9]) or "all"
         raise DataError(f"{names}: no rows of TRL, verl, verifiers or inspect_ai have these fields")
     for fields, columns in form.made(row):
         taken = {name: _taken(fields, path) for name, path in form.columns.items()}
-        own = fields.pop("step", None)
-        yield _attempt(form, fields, {"step": step if own is None else own, **taken, **columns})
+        yield _attempt(form, fields, {"step": fields.pop("step", None) or 0, **taken, **columns})
 
 
 def _taken(fields: Fields, path: str) -> Any:
@@ -318,13 +290,11 @@ def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
     for place, message in enumerate([*asked, *answered]):
         more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
         fields |= {f"message {place}": more} if more else {}
-    for name in (*NUMBERS, *WHOLE):
+    for name, kind in NUMBERS.items():
         field = form.columns.get(name, name)
-        columns[name] = number = _number(field, columns.get(name), whole=name in WHOLE)
+        columns[name] = number = _number(field, columns.get(name), kind)
         if number is not None and math.isnan(number):
             columns[name], fields[field] = None, number
-    if columns["milliseconds"] is not None:
-        columns["seconds"] = columns["milliseconds"] / 1000
     plain, reward = isinstance(columns["text"], str), columns["reward"]
     alone = len(asked) == 1 and asked[0]["role"] == "user"
     question = text_in(asked[0]) if alone else "\n\n".join(f"{one['role']}: {text_in(one)}" for one in asked)
@@ -348,16 +318,13 @@ def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
     }
 
 
-def _number(field: str, value: Any, *, whole: bool) -> float | None:
-    """whole: one without a fraction, also as a float."""
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float)
-    if whole and not (is_number and not isinstance(value, bool) and 0 <= value <= LARGEST and value == int(value)):
-        raise DataError(f"{field}: {str(value)[:80]} is no whole number from 0 to {LARGEST}")
-    if not is_number:
-        raise DataError(f"{field}: {as_text(value)[:80]!r} is no number")
-    return int(value) if whole else float(value)
+def _number(field: str, value: Any, kind: Any) -> Any:
+    """A whole one may be written as a float."""
+    whole = int(value) if kind is Whole and isinstance(value, float) and value.is_integer() else value
+    try:
+        return msgspec.convert(whole, kind | None)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{field}: {error}, got {as_text(value)[:80]}") from None
 
 
 def _messages(form: Form, columns: Fields, column: str, role: str) -> list[Fields]:
