@@ -186,7 +186,7 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
 
     async def trainer(fault: str) -> TrainerAnswer:
         seam, _, misdeed = fault.partition("-")
-        at = defaultdict(str, {"tools" if seam == "mcp" else seam: misdeed})
+        at = defaultdict(str, {"tools" if seam in ("mcp", "notebook") else seam: misdeed})
         at["engine"], at["tools"] = ITS_PARTS.get(misdeed, (at["engine"], at["tools"]))
         programs = {"notebook": CELLS, "agent": ()}.get(seam, (PROGRAM,))
         engine = FaultyServer(at["engine"], programs)

@@ -203,13 +203,6 @@ async def test_the_kit_reports_rocstar_if_it_showed_an_outage_to_the_model(monke
     assert found.rewarded >= 1 and found.shown >= 1 and not found.as_promised
 
 
-@pytest.mark.parametrize("name", ["tools-killed", "notebook-reset"])
-async def test_the_kit_reports_that_its_own_fault_did_not_strike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "_kills", lambda sandbox, left: lambda attempt, awaits: None)
-    found = await examined(own_trainer, name)
-    assert not found.as_promised and "never struck" in found.words
-
-
 @pytest.mark.parametrize(
     ("misdeed", "codes", "struck", "lost"),
     [
