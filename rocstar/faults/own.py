@@ -104,12 +104,6 @@ def _agent(left: set[str]) -> GatewayAgent:
                     await http.post("/tools/python", json={"code": PROGRAM}, timeout=hasty)
             except httpx.HTTPError:
                 return 0.0
-        if "agent-crashes" in left:
-            left.clear()
-            raise KeyError("its own mistake")
-        if "agent-overstays" in left:
-            left.clear()
-            await asyncio.sleep(60.0)
         return None
 
     return GatewayAgent(partial(by_function, agent), seconds=AGENT_SECONDS, at_once=None, right_above=0.5)
