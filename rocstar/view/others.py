@@ -23,7 +23,7 @@ from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
@@ -63,7 +63,7 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
         return None
     base, sources = place if place.is_dir() else place.parent, list[RunSource]()
     dumps = defaultdict[Path, list[Path]](list)
-    for file in [place] if place.is_file() else sorted(filter(_may_be_read, place.rglob("*"))):
+    for file in sorted(filter(_may_be_read, [place] if place.is_file() else place.rglob("*"))):
         dumps[file.parent if OF_A_STEP.fullmatch(file.stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
         plain = utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
@@ -81,7 +81,7 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
 
 def _may_be_read(file: Path) -> bool:
     """Of JSON files only logs are."""
-    if file.suffix not in ENDINGS or not file.is_file():
+    if file.suffix not in WRITERS or not file.is_file():
         return False
     with file.open("rb") as opened:
         return file.suffix != ".json" or b'"eval"' in opened.read(2_000)
@@ -190,10 +190,15 @@ def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
 def _trl(row: Fields) -> Made:
     """TRL writes the rewards of its functions beside what they logged, and no sum: that of all floats is taken, without
     NaN, as TRL takes it."""
+    columns = {"question": row.pop("prompt"), "text": row.pop("completion")}
+    columns |= {name: row.pop(name) for name in ("step", "advantage")}
     rewards = {name: value for name, value in row.items() if isinstance(value, float) and not math.isnan(value)}
-    for name in ("advantage", "step"):
-        rewards.pop(name, None)
-    yield row, {"reward": sum(rewards.values()) if rewards else None, "method": " + ".join(rewards)}
+    yield row, {**columns, "reward": sum(rewards.values()) if rewards else None, "method": " + ".join(rewards)}
+
+
+def _verl(row: Fields) -> Made:
+    columns = {"question": row.pop("input"), "text": row.pop("output"), "gold": row.pop("gts", None)}
+    yield row, {**columns, "step": row.pop("step"), "reward": row.pop("score"), "method": "score"}
 
 
 def _traces(row: Fields) -> Made:
@@ -210,6 +215,8 @@ def _traces(row: Fields) -> Made:
             "reward": sum(marks) if marks else None,
             "method": " + ".join(rewards),
             "fault": "; ".join(f"{one['type']}: {one['message']}" for one in trace.get("errors") or ()),
+            "stop": trace.pop("stop_condition", None),
+            "step": work.get("step"),
         }
         paths = list[list[Fields]]()  # to each node
         for place, node in enumerate(nodes):
@@ -221,7 +228,7 @@ def _traces(row: Fields) -> Made:
             begun = next((n for n, node in enumerate(path) if node.get("sampled")), len(path))
             said, tokens = [node["message"] for node in path], sum(sum(node.get("mask") or ()) for node in path)
             columns |= {"question": said[:begun], "text": said[begun:], "response_tokens": tokens or None}
-            yield {**row, **trace, "step": work.get("step")}, columns
+            yield {**row, **trace}, columns
 
 
 def _sample(row: Fields) -> Made:
@@ -235,66 +242,38 @@ def _sample(row: Fields) -> Made:
     scorer, score = next(iter(scores.items()), (None, {}))
     tokens = [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
     columns = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
-    columns |= {"reward": mark_of(score.get("value")), "method": scorer}
-    yield row, {**columns, "response_tokens": sum(tokens) or None}
+    columns |= {"reward": mark_of(score.get("value")), "method": scorer, "response_tokens": sum(tokens) or None}
+    columns |= {"problem_id": row.pop("id"), "index": row.pop("epoch"), "gold": row.pop("target", None)}
+    columns |= {"seconds": row.pop("total_time", None), "stop": (row.get("limit") or {}).get("type")}
+    yield row, {**columns, "fault": (row.get("error") or {}).get("message")}
 
 
-class Form(NamedTuple):
-    """How the rows of one writer are known and read."""
-
-    name: str
-    endings: tuple[str, ...]
-    """Of its files."""
-    needed: set[str]
-    """Fields that all its rows have."""
-    columns: Mapping[str, str]
-    """Columns of ours, and the fields that they are; a dot leads into an object."""
-    made: Callable[[Fields], Made] = lambda row: iter([(row, {})])
-
-
-TRL = {"question": "prompt", "text": "completion", "advantage": "advantage"}
-VERL = {"question": "input", "text": "output", "gold": "gts", "reward": "score"}
-INSPECT = {
-    **{"problem_id": "id", "index": "epoch", "gold": "target"},
-    **{"seconds": "total_time", "stop": "limit.type", "fault": "error.message"},
+WRITERS: Mapping[str, tuple[str, Callable[[Fields], Made]]] = {
+    ".parquet": ("TRL", _trl),
+    ".jsonl": ("verl", _verl),
+    ".eval": ("inspect_ai", _sample),
+    ".json": ("inspect_ai", _sample),
 }
-FORMS = (
-    Form("TRL", (".parquet",), {*TRL.values(), "step"}, TRL, _trl),
-    Form("verl", (".jsonl",), {"input", "output", "score", "step"}, VERL),
-    Form("verifiers", (".jsonl",), {"traces"}, {"stop": "stop_condition"}, _traces),
-    Form("inspect_ai", (".eval", ".json"), {"messages", "input", "epoch", "id"}, INSPECT, _sample),
-)
-ENDINGS = {ending for form in FORMS for ending in form.endings}
+"""Who writes files with an ending; rows of verifiers, which are JSONL too, have traces."""
 
 
 def _read(row: Fields, ending: str) -> Iterator[Fields]:
     """The attempts of a row of a file with this ending."""
-    form = next((form for form in FORMS if ending in form.endings and form.needed <= row.keys()), None)
-    if form is None:
-        names = ", ".join(list(row)[:9]) or "all"
-        raise DataError(f"{names}: no rows of TRL, verl, verifiers or inspect_ai have these fields")
-    for fields, columns in form.made(row):
-        taken = {name: _taken(fields, path) for name, path in form.columns.items()}
-        yield _attempt(form, fields, {"step": fields.pop("step", None) or 0, **taken, **columns})
+    writer, made = ("verifiers", _traces) if "traces" in row else WRITERS[ending]
+    for fields, columns in made(row):
+        yield _attempt(writer, fields, columns)
 
 
-def _taken(fields: Fields, path: str) -> Any:
-    """What stands at a path, taken out."""
-    holder, _, name = path.rpartition(".")
-    return (fields.get(holder) or {} if holder else fields).pop(name, None)
-
-
-def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
+def _attempt(writer: str, fields: Fields, columns: Fields) -> Fields:
     """A row of COLUMNS and `fields`, which are shown as they are. columns: values that are not in the messages."""
-    asked, answered = _messages(form, columns, "question", "user"), _messages(form, columns, "text", "assistant")
+    asked, answered = _messages(columns, "question", "user"), _messages(columns, "text", "assistant")
     for place, message in enumerate([*asked, *answered]):
         more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
         fields |= {f"message {place}": more} if more else {}
     for name, kind in NUMBERS.items():
-        field = form.columns.get(name, name)
-        columns[name] = number = _number(field, columns.get(name), kind)
+        columns[name] = number = _number(name, columns.get(name), kind)
         if number is not None and math.isnan(number):
-            columns[name], fields[field] = None, number
+            columns[name], fields[name] = None, number
     plain, reward = isinstance(columns["text"], str), columns["reward"]
     alone = len(asked) == 1 and asked[0]["role"] == "user"
     question = text_in(asked[0]) if alone else "\n\n".join(f"{one['role']}: {text_in(one)}" for one in asked)
@@ -304,11 +283,12 @@ def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
     return {
         **columns,
         **{name: as_text(columns.get(name)) or None for name in ("extracted", "stop", "fault")},
-        "method": columns.get("method", form.columns.get("reward")) or None,
+        "method": columns["method"] or None,
+        "step": columns["step"] or 0,
         "problem_id": as_text(columns.get("problem_id")) or problem_id(question),
         "question": question,
         "gold": as_text(columns.get("gold")),
-        "source": form.name,
+        "source": writer,
         "turns": written(turns),
         "text": texts,
         "verdict": None if reward is None else Verdict.RIGHT if reward > RIGHT_ABOVE else Verdict.WRONG,
@@ -318,21 +298,21 @@ def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
     }
 
 
-def _number(field: str, value: Any, kind: Any) -> Any:
+def _number(name: str, value: Any, kind: Any) -> Any:
     """A whole one may be written as a float."""
     whole = int(value) if kind is Whole and isinstance(value, float) and value.is_integer() else value
     try:
         return msgspec.convert(whole, kind | None)
     except msgspec.ValidationError as error:
-        raise DataError(f"{field}: {error}, got {as_text(value)[:80]}") from None
+        raise DataError(f"{name}: {error}, got {as_text(value)[:80]}") from None
 
 
-def _messages(form: Form, columns: Fields, column: str, role: str) -> list[Fields]:
+def _messages(columns: Fields, column: str, role: str) -> list[Fields]:
     """A text is one message of a role; a rollout that broke has none."""
     value = columns[column]
     found = [{"role": role, "content": value}] if isinstance(value, str) else value or []
     if not isinstance(found, list) or [one for one in found if not isinstance(one, dict) or "role" not in one]:
-        raise DataError(f"{form.columns.get(column, 'messages')}: it is neither a text nor a list of messages")
+        raise DataError(f"{column}: it is neither a text nor a list of messages")
     return found
 
 

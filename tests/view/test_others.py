@@ -88,7 +88,7 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
     with opened(file, tmp_path) as page:
         said = page.left_out
         assert said[0] == "left out: 6 of 10 rows; these first:"
-        for line, field in enumerate(("all", "all", "score", "input", "step"), 2):
+        for line, field in enumerate(("all", "all", "reward", "question", "step"), 2):
             assert said[line - 1].startswith(f"left out: {file}: line {line}, {field}: "), said[line - 1]
         about = page.sources[page.name]["about"]
         assert (len(page.rows()), about["attempts"], about["written by"]) == (4, 4, "verl")
@@ -97,7 +97,7 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
         assert page.attempt(page.rows()[1])["fields"] == {"acc": "nan"}
         unrewarded = page.rows()[2]  # what is no number is among the fields
         assert (unrewarded["reward"], unrewarded["verdict"]) == (None, None)
-        assert page.attempt(unrewarded)["fields"] == {"score": "nan"}
+        assert page.attempt(unrewarded)["fields"] == {"reward": "nan"}
 
 
 def test_an_attempt_of_a_large_step_is_read_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +228,8 @@ def test_traces_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp_
         (verl(step=1e300), "step"),
         (verl(step=1.5), "step"),
         (verl(step=2**31), "step"),
-        (verl(score=[1.0]), "score"),  # type: ignore[arg-type]
-        (verl(score="1"), "score"),  # type: ignore[arg-type]
+        (verl(score=[1.0]), "reward"),  # type: ignore[arg-type]
+        (verl(score="1"), "reward"),  # type: ignore[arg-type]
     ],
 )
 def test_a_value_that_no_column_holds_costs_its_row_only(tmp_path: Path, bad: Any, field: str) -> None:
