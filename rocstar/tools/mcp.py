@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from tempfile import TemporaryFile
@@ -265,14 +265,10 @@ def _spec(tool: mcp.Tool) -> ToolSpec:
 
 
 def _text(answer: mcp.types.CallToolResult) -> str:
-    """All parts, one below the other; structured content too, unless a text repeats it, or repeats the value that the
-    official server wraps as `result` because it is not an object."""
-    text, structured = "\n".join(map(_part, answer.content)), answer.structured_content
-    values = [structured, *(structured.values() if structured and list(structured) == ["result"] else ())]
-    with suppress(ValueError, RecursionError):  # for a text that is not JSON, or nested a thousand times
-        if structured is None or text in values or json.loads(text) in values:
-            return text
-    return "\n".join(filter(None, (text, json.dumps(structured, ensure_ascii=False))))
+    """All parts, one below the other; structured content only where there are none, because servers repeat it as text,
+    as the protocol asks of them."""
+    given = answer.structured_content
+    return "\n".join(map(_part, answer.content)) or ("" if given is None else json.dumps(given, ensure_ascii=False))
 
 
 def _part(part: Any) -> str:
