@@ -20,7 +20,6 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -67,8 +66,8 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
         dumps[file.parent if OF_A_STEP.fullmatch(file.stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
         plain = utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
-        names, taken = chain([plain], (f"{plain} ({n})" for n in count(2))), {source.name for source in sources}
-        made = _Dump(folder / str(number)).read(files, next(name for name in names if name not in taken))
+        name = f"{plain} ({number})" if plain in {source.name for source in sources} else plain
+        made = _Dump(folder / str(number)).read(files, name)
         sources += [made] if made.about["attempts"] else []
         for said in made.refused:
             tell(f"left out: {said}")

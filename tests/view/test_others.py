@@ -252,7 +252,7 @@ def test_files_are_told_apart_whatever_their_names_are(tmp_path: Path) -> None:
         write(tmp_path / "of" / name, [verl(answer=ascii(name)), "{"])
     with opened(tmp_path / "of", tmp_path) as page:
         assert len(page.left_out) == 2 * len(names)
-        assert {*page.sources} == {"file:a:b:c.jsonl", "file:a:b:c.jsonl (2)", "file:d:?.jsonl", "file:d:?.jsonl (2)"}
+        assert {*page.sources} == {"file:a:b:c.jsonl", "file:a:b:c.jsonl (1)", "file:d:?.jsonl", "file:d:?.jsonl (3)"}
         seen = {page.rows()[0]["preview"] for page.name in page.sources}
         assert seen == {ascii(name) for name in names}
     with opened(tmp_path / "of" / names[2], tmp_path / "one") as page:
