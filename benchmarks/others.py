@@ -36,15 +36,10 @@ def row_of(form: str, number: int, draw: random.Random) -> dict[str, Any]:
     prompt, answer = [{"role": "user", "content": question}], {"role": "assistant", "content": said}
     if form == "TRL":
         return {"step": 7, "prompt": prompt, "completion": [answer], "right": reward, "advantage": reward - 0.5}
-    call = {"id": "c1", "name": "python", "arguments": '{"code": "print(1)"}'}
-    called = {"role": "assistant", "content": "So:", "tool_calls": [call]}
-    turns = [*prompt, called, {"role": "tool", "tool_call_id": "c1", "content": "1"}, answer]
-    nodes = [
-        {"parent": n - 1 if n else None, "message": one, "sampled": one["role"] == "assistant"}
-        for n, one in enumerate(turns)
-    ]
-    task = {"data": {"answer": "1"}, "key": str(number // SIBLINGS)}
-    return {"traces": [{"task": task, "nodes": nodes, "rewards": {"right": {"score": reward}}}]}
+    calls = {"tool_calls": [{"id": "c1", "name": "python", "arguments": '{"code": "print(1)"}'}]}
+    turns = [*prompt, {**answer, **calls}, {"role": "tool", "tool_call_id": "c1", "content": "1"}, answer]
+    nodes = [{"parent": n - 1 if n else None, "message": one, "sampled": n > 0} for n, one in enumerate(turns)]
+    return {"traces": [{"task": {"data": {}, "key": question}, "nodes": nodes, "rewards": {"r": {"score": reward}}}]}
 
 
 def main() -> None:
