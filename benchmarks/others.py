@@ -36,10 +36,10 @@ def row_of(form: str, number: int, draw: random.Random) -> dict[str, Any]:
     prompt, answer = [{"role": "user", "content": question}], {"role": "assistant", "content": said}
     if form == "TRL":
         return {"step": 7, "prompt": prompt, "completion": [answer], "right": reward, "advantage": reward - 0.5}
-    call = {"id": "c1", "type": "function", "function": {"name": "python", "arguments": '{"code": "print(1)"}'}}
-    called = {"role": "assistant", "content": "So:", "tool_calls": [json.dumps(call)]}
-    turns = [called, {"role": "tool", "tool_call_id": "c1", "content": "1"}, answer]
-    return {"example_id": number // SIBLINGS, "prompt": prompt, "completion": turns, "answer": "1", "reward": reward}
+    calls = {"tool_calls": [{"id": "c1", "name": "python", "arguments": '{"code": "print(1)"}'}]}
+    turns = [*prompt, {**answer, **calls}, {"role": "tool", "tool_call_id": "c1", "content": "1"}, answer]
+    nodes = [{"parent": n - 1 if n else None, "message": one, "sampled": n > 0} for n, one in enumerate(turns)]
+    return {"traces": [{"task": {"data": {}, "key": question}, "nodes": nodes, "rewards": {"r": {"score": reward}}}]}
 
 
 def main() -> None:

@@ -385,16 +385,12 @@ async def _walled(
 async def _answered(ours: socket.socket, gateway: Gateway) -> bool:
     """Let the gateway answer on the socket received from inside the sandbox, until the other end is shut. False: no
     sandbox was built."""
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
     with ours:
-        ours.setblocking(False)
-        loop.add_reader(ours, readable.set)
-        await readable.wait()
-        loop.remove_reader(ours)
-        _, sent, *_ = socket.recv_fds(ours, 1, 1)
+        _, sent, *_ = await asyncio.to_thread(socket.recv_fds, ours, 1, 1)
         if sent:
+            ours.setblocking(False)
             listening = await gateway.listen(socket.socket(fileno=sent[0]))
-            await loop.sock_recv(ours, 1)
+            await asyncio.get_running_loop().sock_recv(ours, 1)
             listening.close()
     return bool(sent)
 

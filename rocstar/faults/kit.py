@@ -50,8 +50,6 @@ FAULTS: Mapping[str, str] = {
     "reward-raises": "The reward function raises an error.",
     "reward-hangs": "The reward function does not return.",
     "reward-nan": "The reward function returns nan.",
-    "agent-crashes": "An agent crashes after its answer, by its own fault.",
-    "agent-overstays": "An agent does not end after its answer.",
     "agent-reset": "An agent's connection breaks before the answer is there, and it asks again.",
     "agent-hides-outage": "The engine is gone; the agent catches the error and gives the reward 0.",
     "agent-leaves-engine": "The engine stands still; the agent gives its request up and gives the reward 0.",
@@ -66,8 +64,6 @@ ROCSTARS_OWN = (*SPEAKS_ROCSTAR, "notebook", "mcp", "agent", "run")
 """Prefixes of faults that only rocstar supports: other trainers' protocols have no versions and no call ids."""
 ITS_PARTS = {"hides-outage": ("gone", ""), "leaves-engine": ("stands-still", ""), "leaves-tool": ("", "refuses")}
 """What the engine and tools do to such an agent."""
-AGENTS_OWN = ("agent-crashes", "agent-overstays")
-"""Faults of the agent itself: its attempt is judged, not lost, and the fault is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +126,10 @@ async def examined(trainer: Trainer, fault: str, *, usual: str = "", seconds: fl
     except TimeoutError:
         hung, answer = True, TrainerAnswer(rewards=())
     given = [reward for reward in answer.rewards if reward is not None]
-    is_judged = fault in AGENTS_OWN
-    rewarded = sum(reward not in ((0.0, 1.0) if is_judged else (1.0,)) for reward in given)
-    rewarded += max(0, len(given) - ATTEMPTS)
+    rewarded = sum(reward != 1.0 for reward in given) + max(0, len(given) - ATTEMPTS)
     lost, words = max(0, ATTEMPTS - len(given)), _last(answer.words, usual)
-    silent = not words and (lost or answer.halted or is_judged or fault.startswith("reward"))
-    lacking = lost and (is_judged or fault.startswith("run"))  # a resumed run makes what it has not recorded
+    silent = not words and (lost or answer.halted or fault.startswith("reward"))
+    lacking = lost and fault.startswith("run")  # a resumed run makes what it has not recorded
     missed = not (hung or answer.struck)
     if missed:
         words = f"the fault never struck; the trainer said: {words or 'nothing'}"
@@ -186,7 +180,7 @@ def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, Trainer
 
     async def trainer(fault: str) -> TrainerAnswer:
         seam, _, misdeed = fault.partition("-")
-        at = defaultdict(str, {"tools" if seam == "mcp" else seam: misdeed})
+        at = defaultdict(str, {"tools" if seam in ("mcp", "notebook") else seam: misdeed})
         at["engine"], at["tools"] = ITS_PARTS.get(misdeed, (at["engine"], at["tools"]))
         programs = {"notebook": CELLS, "agent": ()}.get(seam, (PROGRAM,))
         engine = FaultyServer(at["engine"], programs)

@@ -4,17 +4,14 @@ parts of a run; and, for faults of a whole process, `rocstar train` itself."""
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pyarrow.parquet as parquet
@@ -30,10 +27,8 @@ from rocstar.faults.kit import PROBLEMS, SIBLINGS, TrainerAnswer, at_addresses
 from rocstar.faults.stand_ins import PRINTED, PROGRAM, QUESTION, TEMPLATE, codec, reward_of
 from rocstar.parts.build import AttemptParts, opened_fleet
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.episode import Note
 from rocstar.run.report import failed_agents, faults_of, reason_to_halt
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.daemon.watch import descendants
 from rocstar.support.processes import run_to_end
 from rocstar.types import Problem, Stop, Trajectory
 
@@ -57,11 +52,9 @@ async def _step(fault: str, given: Mapping[str, str]) -> TrainerAnswer:
     words, left = codec(), {fault}
     engine = VllmEngine(given["FAULTS_ENGINE"], vocab_size=words.vocab_size, patience_seconds=PATIENCE_SECONDS)
     opened = opened_fleet({"engine": engine}, vocab_size=words.vocab_size, patience_seconds=PATIENCE_SECONDS)
-    start = partial(SandboxClient.start, slots=2, preload=(), min_isolation="L1")
-    if fault not in ("tools-killed", "notebook-reset"):
-        start = partial(SandboxClient.connect, [given["FAULTS_TOOLS"]], silent_seconds=SILENT_SECONDS)
+    connect = partial(SandboxClient.connect, [given["FAULTS_TOOLS"]], silent_seconds=SILENT_SECONDS)
     reward = Reward("rocstar.faults", reward_of(given["FAULTS_REWARD"]), "trl", None, chat=False)
-    with await asyncio.to_thread(start) as sandbox:
+    with await asyncio.to_thread(connect) as sandbox:
         async with opened as fleet:
             make = partial(AttemptParts(recipe).roller, recipe.rollout, codec=words, template=TEMPLATE)
             roller = await asyncio.to_thread(make, engine=fleet, sandbox=sandbox, grader=Grader())
@@ -69,7 +62,6 @@ async def _step(fault: str, given: Mapping[str, str]) -> TrainerAnswer:
                 roller,
                 verifier=RewardVerifier(words, RewardCalls(reward, PATIENCE_SECONDS)),
                 agent=_agent(left) if fault.startswith("agent") else None,
-                note=_kills(sandbox, left),
             )
             return replace(await _rolled(roller, recipe.run.fault_budget), struck=not left)
 
@@ -92,29 +84,6 @@ def _reward(trajectory: Trajectory) -> float | None:
     return trajectory.outcome.reward if trajectory.outcome and trajectory.stop is not Stop.ENVIRONMENT_FAILED else None
 
 
-def _kills(sandbox: SandboxClient, left: set[str]) -> Note:
-    """Kills, once, the process of a program, or the daemon before the second cell of a notebook. left: the fault, until
-    it has happened."""
-    calls = Counter[str]()
-
-    def kill(processes: Sequence[int]) -> None:
-        for process in processes if left else ():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-                left.clear()
-
-    def note(attempt: str, awaits: str | None) -> None:
-        daemon: Any = getattr(sandbox.nodes[0].connection, "process", None)
-        calls[attempt] += awaits == "a tool"
-        if awaits == "a tool" and "tools-killed" in left:
-            # both slots' programs, which come last, and the second slot
-            asyncio.get_running_loop().call_later(0.01, lambda: kill(descendants(daemon.pid)[-3:]))
-        if calls[attempt] == 2 and "notebook-reset" in left:
-            kill([daemon.pid])
-
-    return note
-
-
 def _agent(left: set[str]) -> GatewayAgent:
     """left: the fault, until it has happened."""
 
@@ -135,12 +104,6 @@ def _agent(left: set[str]) -> GatewayAgent:
                     await http.post("/tools/python", json={"code": PROGRAM}, timeout=hasty)
             except httpx.HTTPError:
                 return 0.0
-        if "agent-crashes" in left:
-            left.clear()
-            raise KeyError("its own mistake")
-        if "agent-overstays" in left:
-            left.clear()
-            await asyncio.sleep(60.0)
         return None
 
     return GatewayAgent(partial(by_function, agent), seconds=AGENT_SECONDS, at_once=None, right_above=0.5)

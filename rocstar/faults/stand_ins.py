@@ -47,6 +47,8 @@ OTHERS = "777"
 AWAY_SECONDS = 0.5  # of a service that refuses connections
 LATE_SECONDS = 3.0  # longer than the patience of rocstar's own path
 TEMPLATE = template_named("compact")
+BREAKS = {"dies": 0, "reset": 0, "half-answer": 0.5}
+"""The part of an answer that comes before the connection breaks."""
 HTML = "<html><body>502 Bad Gateway</body></html>"
 COMPLETIONS = ("/v1/chat/completions", "/inference/v1/generate")
 WORK = (*COMPLETIONS, "/run_code", "tools/call")
@@ -95,6 +97,8 @@ class FaultyServer:
     def __init__(self, misdeed: str, programs: Sequence[str]) -> None:
         """programs: the model asks for these, one a turn, and then answers."""
         self.url, self._misdeed, self._programs = "", misdeed, programs
+        self._notebooks: dict[str, list[str]] = {}
+        """Cells that have run, by session."""
         self._label = "0"  # of its weights
         self.asked = self.shown = 0
         """Requests for work so far, and prompts that held something else in place of the last program's output."""
@@ -125,10 +129,13 @@ class FaultyServer:
         for connection in self._state.connections:
             connection.transport.abort()
 
-    async def _strikes(self) -> str:
-        """The fault of this request for work; part of it has happened when this returns."""
+    async def _strikes(self, cell: int = 1) -> str:
+        """The fault of this request for work; part of it has happened when this returns. cell: its place in a notebook;
+        only a second one has something to lose."""
         self.asked += 1
-        misdeed = self._misdeed if self.asked == 1 or self._misdeed == "stands-still" else ""
+        if (misdeed := self._misdeed) == "reset" and cell == 1:
+            return ""
+        self._misdeed = misdeed if misdeed == "stands-still" else ""
         if misdeed == "gone":
             self._end()
         if misdeed == "refuses":
@@ -161,10 +168,30 @@ class FaultyServer:
             for frame in frames.feed(data):
                 if frame.kind is FrameKind.PING:
                     await socket.send_bytes(wire.pack(FrameKind.USAGE, body=wire.encode(call.Usage())))
-                elif frame.kind is FrameKind.CALL and (misdeed := await self._strikes()) != "hangs":
-                    await socket.send_bytes(_before_break(_results(frame, misdeed), misdeed))
-                    if misdeed in ("dies", "half-answer"):
+                elif frame.kind is FrameKind.CALL:
+                    program = wire.decode_call(frame.body)
+                    misdeed = await self._strikes(program.cell)
+                    if misdeed != "hangs":
+                        answer = self._ran(program, frame.number, misdeed)
+                        await socket.send_bytes(_before_break(answer, misdeed))
+                    if misdeed in BREAKS:
                         return
+
+    def _ran(self, program: call.Call, number: int, misdeed: str) -> bytes:
+        """Frames of a daemon that has run a program, or a cell of a notebook."""
+        if misdeed == "reset":
+            self._notebooks.clear()
+        if program.cell > 1 and program.session not in self._notebooks:
+            return wire.pack(FrameKind.LOST, number)
+        cells = self._notebooks.setdefault(program.session, [])
+        cells.append(program.code)
+        printed = PRINTED if PROGRAM in cells or cells[0] == CELLS[0] else "NameError"
+        outputs = {"other-call": [OTHERS], "twice": [printed, OTHERS]}.get(misdeed, [printed])
+        id = "another" if misdeed == "other-call" else program.id
+        responses = [call.Response(id=id, outcome=call.ProgramOutcome.OK, stdout=f"{output}\n") for output in outputs]
+        if misdeed == "killed":
+            responses = [call.fault(id, "the worker was killed")]
+        return b"".join(wire.pack(FrameKind.RESPONSE, number, wire.encode(one)) for one in responses)
 
     def _answer(self, name: str, body: Any, misdeed: str) -> Any:
         """A text, or a value to be written as JSON."""
@@ -181,14 +208,7 @@ class FaultyServer:
 
 def _before_break(body: bytes, misdeed: str) -> bytes:
     """The part of the body sent before the connection breaks, if it does."""
-    return body[: {"dies": 0, "half-answer": len(body) // 2}.get(misdeed)]
-
-
-def _results(frame: wire.Frame, misdeed: str) -> bytes:
-    id = "another" if misdeed == "other-call" else wire.decode_call(frame.body).id
-    outputs = {"other-call": [OTHERS], "twice": [PRINTED, OTHERS]}.get(misdeed, [PRINTED])
-    responses = [call.Response(id=id, outcome=call.ProgramOutcome.OK, stdout=f"{output}\n") for output in outputs]
-    return b"".join(wire.pack(FrameKind.RESPONSE, frame.number, wire.encode(one)) for one in responses)
+    return body[: int(len(body) * BREAKS.get(misdeed, 1))]
 
 
 def _prompt(body: Any) -> str:

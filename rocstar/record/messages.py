@@ -29,8 +29,8 @@ Fields = dict[str, Any]
 
 def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[str]]:
     """Turns and their texts; messages of other roles go into a turn's `replies`. A result belongs to the last turn with
-    calls: to the call whose id it names, else to the first without a result. Raises DataError for a call that is not
-    JSON; messages of another shape may raise other errors."""
+    calls: to the call whose id it names, else to the first without a result. Messages of another shape may raise any
+    error."""
     turns, texts = list[Fields](), list[str]()
     for message in messages:
         role = message["role"]
@@ -55,9 +55,8 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[
     return turns, texts
 
 
-def _call(call: Any, place: int) -> Fields:
-    """OpenAI's form, also as JSON in a text, and the flat forms of verifiers and inspect_ai."""
-    call = parsed(call) if isinstance(call, str) else call
+def _call(call: Fields, place: int) -> Fields:
+    """OpenAI's form, and the flat forms of verifiers and inspect_ai."""
     inner = call["function"] if isinstance(call.get("function"), dict) else {"name": call.get("function"), **call}
     arguments = given = inner.get("arguments")
     with suppress(DataError):

@@ -1,32 +1,31 @@
 """Rollouts that others wrote, converted to files of attempts for the page. None of their libraries is needed.
 
-    TRL         completions/completions_00007.parquet (log_completions=True), or its rows as JSONL
+    TRL         completions/completions_00007.parquet (log_completions=True)
     verl        7.jsonl (trainer.rollout_data_dir, trainer.validation_data_dir)
-    verifiers   results.jsonl beside metadata.json (vf-eval, prime-rl), traces.jsonl (its version 1)
+    verifiers   traces.jsonl (its version 1, prime-rl)
     inspect_ai  logs: .eval, .json
 
-JSONL may be gzipped. Fields without a matching column are kept in `fields`, under their names. An unreadable row is
-skipped and reported with its place and field. Source: what the libraries' writers write; the reading is ours.
+Fields without a matching column are kept in `fields`, under their names. An unreadable row is skipped and reported with
+its place and field. Source: what the libraries' writers write; the reading is ours.
 
 Not here: dumps to learn from again (run/dumps.py)."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
 import zipfile
 import zlib
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 from urllib.parse import quote
 
+import msgspec
 import pyarrow
 from pyarrow import parquet
 
@@ -37,18 +36,16 @@ from rocstar.types import RIGHT_ABOVE, Status, Verdict, problem_id, utf8
 from rocstar.view.index import STRANGE
 from rocstar.view.sources import Library, RunSource
 
-ENDINGS = (".parquet", ".jsonl", ".eval", ".json")
-PACKED = (".gz", ".bz2", ".xz", ".zst")
 OF_A_STEP = re.compile(r"(completions_)?\d+")  # files of one folder that are read as one
-STEP_FOLDER = re.compile(r"step_(\d+)")
 LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
 ROWS, GROUP_BYTES = 2_000, 1 << 22  # that are read for one attempt, at most
-NUMBERS, WHOLE = ("reward", "advantage", "seconds", "milliseconds"), ("step", "index", "response_tokens")
-LARGEST = 2**31 - 1  # of WHOLE; a column holds no larger one
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+WHOLE = {"step": Whole, "index": Whole, "response_tokens": Whole}
+NUMBERS: Mapping[str, Any] = {"reward": float, "advantage": float, "seconds": float, **WHOLE}
 ZSTD = 93  # of a zip; Python reads it from 3.14 on
 SHOWN = 5  # refusals that are shown
-OF_ALL = ("header.json", "_journal/start.json", "log", "metadata.json")
-"""Where a file says what holds of all its rows; metadata.json stands beside it."""
+OF_ALL = ("header.json", "_journal/start.json", "log")
+"""Where a file says what holds of all its rows."""
 KNOWN = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content", "error"}
 """Of a message; what else one has is kept among the fields."""
 UNREAD = (DataError, *STRANGE, RuntimeError, OSError, EOFError, zlib.error, zipfile.BadZipFile, pyarrow.ArrowException)
@@ -65,12 +62,12 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
         return None
     base, sources = place if place.is_dir() else place.parent, list[RunSource]()
     dumps = defaultdict[Path, list[Path]](list)
-    for file in [place] if place.is_file() else sorted(filter(_may_be_read, place.rglob("*"))):
-        dumps[file.parent if OF_A_STEP.fullmatch(Path(file.name.removesuffix(".gz")).stem) else file].append(file)
+    for file in sorted(filter(_may_be_read, [place] if place.is_file() else place.rglob("*"))):
+        dumps[file.parent if OF_A_STEP.fullmatch(file.stem) else file].append(file)
     for number, (key, files) in enumerate(dumps.items()):
         plain = utf8(f"file:{':'.join(key.relative_to(base).parts) or place.resolve().name}")
-        names, taken = chain([plain], (f"{plain} ({n})" for n in count(2))), {source.name for source in sources}
-        made = _Dump(folder / str(number)).read(files, next(name for name in names if name not in taken))
+        name = f"{plain} ({number})" if plain in {source.name for source in sources} else plain
+        made = _Dump(folder / str(number)).read(files, name)
         sources += [made] if made.about["attempts"] else []
         for said in made.refused:
             tell(f"left out: {said}")
@@ -82,9 +79,9 @@ def opened_others(place: Path, folder: Path, tell: Callable[[str], None]) -> Lib
 
 
 def _may_be_read(file: Path) -> bool:
-    """Whether a file is readable, or compressed, which is reported."""
+    """Of JSON files only logs are."""
     try:
-        if (Path(file.stem) if file.suffix in PACKED else file).suffix not in ENDINGS or not file.is_file():
+        if file.suffix not in WRITERS or not file.is_file():
             return False
         with file.open("rb") as opened:
             return file.suffix != ".json" or b'"eval"' in opened.read(2_000)
@@ -126,29 +123,16 @@ class _Dump:
 
     def _attempts(self, file: Path) -> list[Fields]:
         """Those of the rows that can be read."""
-        folders, rows, found, place = STEP_FOLDER.findall(str(file)), deque[tuple[str, Fields]](), list[Fields](), ""
-        try:
-            for place, read in _records(file):
-                try:
-                    row = read()
-                    if not isinstance(row, dict):
-                        raise DataError("all: it is no JSON object")
-                    if place in OF_ALL:
-                        self._about |= row
-                    else:
-                        rows.append((place, row))
-                except UNREAD as error:
-                    self._refuse(f"{file}: {place}, ", error)
-        except UNREAD as error:  # of a packed file that is cut, what came before is shown
-            self._refuse(f"{file}: after {place}, " if place else f"{file}: ", error)
-        # In TRL's rows as JSONL a reward of 1.0 may stand as 1: what is a float in any row is one in all.
-        of_trl = [row for _, row in rows if "advantage" in row]
-        floats = {name for row in of_trl for name, value in row.items() if isinstance(value, float)}
-        while rows:  # each is given up once it is read
-            place, row = rows.popleft()
+        found = list[Fields]()
+        for place, read in _records(file):
             try:
-                row |= {name: float(row[name]) for name in floats if type(row.get(name)) is int}
-                found += _read(row, int(folders[-1]) if folders else 0)
+                row = read()
+                if not isinstance(row, dict):
+                    raise DataError("all: it is no JSON object")
+                if place in OF_ALL:
+                    self._about |= row
+                else:
+                    found += _read(row, file.suffix)
             except UNREAD as error:
                 self._refuse(f"{file}: {place}, ", error)
         return found
@@ -179,7 +163,6 @@ class _Dump:
 def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(place in the file, reads the row that is there, which may raise one of UNREAD); what places of OF_ALL hold is
     said of all rows. Raises one of UNREAD where the rest can't be read."""
-    beside = file.with_name("metadata.json")
     if file.suffix == ".parquet":
         with parquet_file(file) as opened:
             rows = (row for batch in opened.iter_batches(ROWS) for row in batch.to_pylist())
@@ -193,12 +176,8 @@ def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         log = parsed(file.read_bytes())
         yield from ((f"sample {number}", lambda one=one: one) for number, one in enumerate(log.pop("samples")))
         yield "log", lambda: log
-    elif file.suffix in PACKED and not file.name.endswith(".jsonl.gz"):
-        raise DataError("all: it is compressed, and only .jsonl.gz is read so; decompress it")
     else:
-        if file.name.startswith("results.jsonl") and beside.is_file():
-            yield beside.name, partial(parsed, beside.read_bytes())
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        with file.open("rb") as lines:
             yield from ((f"line {n}", partial(parsed, line)) for n, line in enumerate(lines, 1) if line.strip())
 
 
@@ -213,10 +192,15 @@ def _member(log: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
 def _trl(row: Fields) -> Made:
     """TRL writes the rewards of its functions beside what they logged, and no sum: that of all floats is taken, without
     NaN, as TRL takes it."""
+    columns = {"question": row.pop("prompt"), "text": row.pop("completion")}
+    columns |= {name: row.pop(name) for name in ("step", "advantage")}
     rewards = {name: value for name, value in row.items() if isinstance(value, float) and not math.isnan(value)}
-    for name in ("advantage", "step"):
-        rewards.pop(name, None)
-    yield row, {"reward": sum(rewards.values()) if rewards else None, "method": " + ".join(rewards)}
+    yield row, {**columns, "reward": sum(rewards.values()) if rewards else None, "method": " + ".join(rewards)}
+
+
+def _verl(row: Fields) -> Made:
+    columns = {"question": row.pop("input"), "text": row.pop("output"), "gold": row.pop("gts", None)}
+    yield row, {**columns, "step": row.pop("step"), "reward": row.pop("score"), "method": "score"}
 
 
 def _traces(row: Fields) -> Made:
@@ -233,6 +217,8 @@ def _traces(row: Fields) -> Made:
             "reward": sum(marks) if marks else None,
             "method": " + ".join(rewards),
             "fault": "; ".join(f"{one['type']}: {one['message']}" for one in trace.get("errors") or ()),
+            "stop": trace.pop("stop_condition", None),
+            "step": work.get("step"),
         }
         paths = list[list[Fields]]()  # to each node
         for place, node in enumerate(nodes):
@@ -244,7 +230,7 @@ def _traces(row: Fields) -> Made:
             begun = next((n for n, node in enumerate(path) if node.get("sampled")), len(path))
             said, tokens = [node["message"] for node in path], sum(sum(node.get("mask") or ()) for node in path)
             columns |= {"question": said[:begun], "text": said[begun:], "response_tokens": tokens or None}
-            yield {**row, **trace, "step": work.get("step")}, columns
+            yield {**row, **trace}, columns
 
 
 def _sample(row: Fields) -> Made:
@@ -258,73 +244,41 @@ def _sample(row: Fields) -> Made:
     scorer, score = next(iter(scores.items()), (None, {}))
     tokens = [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
     columns = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
-    columns |= {"reward": mark_of(score.get("value")), "method": scorer}
-    yield row, {**columns, "response_tokens": sum(tokens) or None}
+    columns |= {"reward": mark_of(score.get("value")), "method": scorer, "response_tokens": sum(tokens) or None}
+    columns |= {"problem_id": row.pop("id"), "index": row.pop("epoch"), "gold": row.pop("target", None)}
+    columns |= {"seconds": row.pop("total_time", None), "stop": (row.get("limit") or {}).get("type")}
+    yield row, {**columns, "fault": (row.get("error") or {}).get("message")}
 
 
-class Form(NamedTuple):
-    """How the rows of one writer are known and read."""
-
-    name: str
-    needed: set[str]
-    """Fields that all its rows have."""
-    columns: Mapping[str, str]
-    """Columns of ours, and the fields that they are; a dot leads into an object."""
-    made: Callable[[Fields], Made] = lambda row: iter([(row, {})])
-
-
-MESSAGES = {"question": "prompt", "text": "completion"}
-VERIFIERS = {
-    **{"gold": "answer", "reward": "reward", "advantage": "advantage", "stop": "stop_condition", "fault": "error"},
-    **{"seconds": "timing.total", "milliseconds": "timing.total_ms", "response_tokens": "token_usage.output_tokens"},
+WRITERS: Mapping[str, tuple[str, Callable[[Fields], Made]]] = {
+    ".parquet": ("TRL", _trl),
+    ".jsonl": ("verl", _verl),
+    ".eval": ("inspect_ai", _sample),
+    ".json": ("inspect_ai", _sample),
 }
-VERL = {"question": "input", "text": "output", "gold": "gts", "reward": "score"}
-INSPECT = {
-    **{"problem_id": "id", "index": "epoch", "gold": "target"},
-    **{"seconds": "total_time", "stop": "limit.type", "fault": "error.message"},
-}
-FORMS = (
-    Form("verifiers", {"traces"}, {"stop": "stop_condition"}, _traces),
-    Form("verl", {"input", "output", "score", "step"}, VERL),
-    Form("inspect_ai", {"messages", "input", "epoch", "id"}, INSPECT, _sample),
-    Form("verifiers", {*MESSAGES.values(), "example_id"}, {**MESSAGES, **VERIFIERS, "problem_id": "example_id"}),
-    Form("TRL", {*MESSAGES.values(), "advantage", "step"}, {**MESSAGES, "advantage": "advantage"}, _trl),
-    Form("verifiers", {*MESSAGES.values(), "reward"}, {**MESSAGES, **VERIFIERS, "problem_id": "id"}),
-)
-"""The first whose fields a row has is taken."""
+"""Who writes files with an ending; rows of verifiers, which are JSONL too, have traces."""
 
 
-def _read(row: Fields, step: int) -> Iterator[Fields]:
-    """The attempts of a row. step: of one that does not say its own."""
-    form = next((form for form in FORMS if form.needed <= row.keys()), None)
-    if form is None:
-        names = ", ".join(list(row)[:9]) or "all"
-        raise DataError(f"{names}: no rows of TRL, verl, verifiers or inspect_ai have these fields")
-    for fields, columns in form.made(row):
-        taken = {name: _taken(fields, path) for name, path in form.columns.items()}
-        own = fields.pop("step", None)
-        yield _attempt(form, fields, {"step": step if own is None else own, **taken, **columns})
+def _read(row: Fields, ending: str) -> Iterator[Fields]:
+    """The attempts of a row of a file with this ending."""
+    writer, made = ("verifiers", _traces) if "traces" in row else WRITERS[ending]
+    try:
+        for fields, columns in made(row):
+            yield _attempt(writer, fields, columns)
+    except KeyError as missing:
+        raise DataError(f"{missing.args[0]}: it is missing, and {writer} writes it in {ending} files") from None
 
 
-def _taken(fields: Fields, path: str) -> Any:
-    """What stands at a path, taken out."""
-    holder, _, name = path.rpartition(".")
-    return (fields.get(holder) or {} if holder else fields).pop(name, None)
-
-
-def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
+def _attempt(writer: str, fields: Fields, columns: Fields) -> Fields:
     """A row of COLUMNS and `fields`, which are shown as they are. columns: values that are not in the messages."""
-    asked, answered = _messages(form, columns, "question", "user"), _messages(form, columns, "text", "assistant")
+    asked, answered = _messages(columns, "question", "user"), _messages(columns, "text", "assistant")
     for place, message in enumerate([*asked, *answered]):
         more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
         fields |= {f"message {place}": more} if more else {}
-    for name in (*NUMBERS, *WHOLE):
-        field = form.columns.get(name, name)
-        columns[name] = number = _number(field, columns.get(name), whole=name in WHOLE)
+    for name, kind in NUMBERS.items():
+        columns[name] = number = _number(name, columns.get(name), kind)
         if number is not None and math.isnan(number):
-            columns[name], fields[field] = None, number
-    if columns["milliseconds"] is not None:
-        columns["seconds"] = columns["milliseconds"] / 1000
+            columns[name], fields[name] = None, number
     plain, reward = isinstance(columns["text"], str), columns["reward"]
     alone = len(asked) == 1 and asked[0]["role"] == "user"
     question = text_in(asked[0]) if alone else "\n\n".join(f"{one['role']}: {text_in(one)}" for one in asked)
@@ -334,11 +288,12 @@ def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
     return {
         **columns,
         **{name: as_text(columns.get(name)) or None for name in ("extracted", "stop", "fault")},
-        "method": columns.get("method", form.columns.get("reward")) or None,
+        "method": columns["method"] or None,
+        "step": columns["step"] or 0,
         "problem_id": as_text(columns.get("problem_id")) or problem_id(question),
         "question": question,
         "gold": as_text(columns.get("gold")),
-        "source": form.name,
+        "source": writer,
         "turns": written(turns),
         "text": texts,
         "verdict": None if reward is None else Verdict.RIGHT if reward > RIGHT_ABOVE else Verdict.WRONG,
@@ -348,24 +303,21 @@ def _attempt(form: Form, fields: Fields, columns: Fields) -> Fields:
     }
 
 
-def _number(field: str, value: Any, *, whole: bool) -> float | None:
-    """whole: one without a fraction, also as a float."""
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float)
-    if whole and not (is_number and not isinstance(value, bool) and 0 <= value <= LARGEST and value == int(value)):
-        raise DataError(f"{field}: {str(value)[:80]} is no whole number from 0 to {LARGEST}")
-    if not is_number:
-        raise DataError(f"{field}: {as_text(value)[:80]!r} is no number")
-    return int(value) if whole else float(value)
+def _number(name: str, value: Any, kind: Any) -> Any:
+    """A whole one may be written as a float."""
+    whole = int(value) if kind is Whole and isinstance(value, float) and value.is_integer() else value
+    try:
+        return msgspec.convert(whole, kind | None)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{name}: {error}, got {as_text(value)[:80]}") from None
 
 
-def _messages(form: Form, columns: Fields, column: str, role: str) -> list[Fields]:
+def _messages(columns: Fields, column: str, role: str) -> list[Fields]:
     """A text is one message of a role; a rollout that broke has none."""
     value = columns[column]
     found = [{"role": role, "content": value}] if isinstance(value, str) else value or []
     if not isinstance(found, list) or [one for one in found if not isinstance(one, dict) or "role" not in one]:
-        raise DataError(f"{form.columns.get(column, 'messages')}: it is neither a text nor a list of messages")
+        raise DataError(f"{column}: it is neither a text nor a list of messages")
     return found
 
 

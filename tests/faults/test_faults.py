@@ -21,7 +21,6 @@ from rocstar.cli.main import run
 from rocstar.errors import ConfigError, SandboxUnavailable
 from rocstar.faults import own
 from rocstar.faults.kit import (
-    AGENTS_OWN,
     ATTEMPTS,
     FAULTS,
     Trainer,
@@ -43,7 +42,7 @@ from tests.tiny_run import PYTHON
 
 COLD = f"{sys.executable} {Path(__file__).parent / 'naive_trainer.py'}"
 ADDRESSED = faults_named([], at_addresses=True)
-SLOW = ("tools-gone", "mcp-gone", "agent-overstays", "run-disk-full-rollouts", "run-disk-full-checkpoint", "run-killed")
+SLOW = ("tools-gone", "mcp-gone", "run-disk-full-rollouts", "run-disk-full-checkpoint", "run-killed")
 """Those that take tens of seconds of waiting, or whole runs."""
 
 
@@ -56,8 +55,8 @@ def naive(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return trainer_of(str(command))
 
 
-def test_there_are_thirty_two_faults_of_which_seventeen_can_be_injected_into_any_trainer() -> None:
-    assert (len(FAULTS), len(ADDRESSED)) == (32, 17)
+def test_there_are_thirty_faults_of_which_seventeen_can_be_injected_into_any_trainer() -> None:
+    assert (len(FAULTS), len(ADDRESSED)) == (30, 17)
 
 
 @pytest.mark.parametrize("fault", ADDRESSED)
@@ -95,14 +94,14 @@ async def test_each_fault_can_fail_in_each_way(fault: str) -> None:
         return TrainerAnswer(rewards=rewards, words=words, shown=shown, halted=halted, struck=True)
 
     assert await told(fault, struck(*well))
-    assert await told(fault, struck(0.0, *well[1:])) == (fault in AGENTS_OWN)
-    assert await told(fault, struck(None, *well[1:])) != (fault in AGENTS_OWN or fault.startswith("run"))
+    assert not await told(fault, struck(0.0, *well[1:]))
+    assert await told(fault, struck(None, *well[1:])) != fault.startswith("run")
     assert not await told(fault, struck(float("nan"), *well[1:]))
     assert not await told(fault, struck(*well, 1.0)), "one attempt was recorded twice"
     assert not await told(fault, struck(*well, shown=1))
     assert not await told(fault, struck(None, *well[1:], words="")), "nobody was told"
     assert not await told(fault, struck(*well, halted=True, words="")), "nobody was told"
-    assert await told(fault, struck(*well, words="")) != (fault in AGENTS_OWN or fault.startswith("reward"))
+    assert await told(fault, struck(*well, words="")) != fault.startswith("reward")
     assert not await told(fault, TrainerAnswer(rewards=well, words="its own")), "it never struck"
 
 
@@ -201,13 +200,6 @@ async def test_the_kit_reports_rocstar_if_it_showed_an_outage_to_the_model(monke
     monkeypatch.setattr(dispatch, "MAX_ATTEMPTS", 1)
     found = await examined(own_trainer, "tools-dies")
     assert found.rewarded >= 1 and found.shown >= 1 and not found.as_promised
-
-
-@pytest.mark.parametrize("name", ["tools-killed", "notebook-reset"])
-async def test_the_kit_reports_that_its_own_fault_did_not_strike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "_kills", lambda sandbox, left: lambda attempt, awaits: None)
-    found = await examined(own_trainer, name)
-    assert not found.as_promised and "never struck" in found.words
 
 
 @pytest.mark.parametrize(

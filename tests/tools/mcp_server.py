@@ -76,9 +76,6 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     if code == "garble":
         print('{"jsonrpc": "2.0", "id": 4, "res', flush=True)
         return None
-    if code == "other id":
-        print(json.dumps({"jsonrpc": "2.0", "id": 999, "result": text("42")}), flush=True)
-        return None
     if code == "half":
         return {"result": {"content": "no list"}}
     if code.startswith("error"):

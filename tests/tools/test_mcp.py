@@ -171,8 +171,7 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_ca
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("garble", "wrote a line that is not a JSON-RPC message, or that answers no request"),
-        ("other id", "wrote a line that is not a JSON-RPC message, or that answers no request"),
+        ("garble", "wrote a line that is not a JSON-RPC message"),
         ("half", "validation error for CallToolResult"),
         ("error-32603", "it says no"),
         ("error0", "it says no"),
@@ -287,7 +286,6 @@ ANSWERS: Sequence[tuple[Mapping[str, Any], str]] = [
     ({"content": [], "structuredContent": {"k": [1]}}, '{"k": [1]}'),
     ({"content": [{"type": "text", "text": '{\n"k": 1}'}], "structuredContent": {"k": 1}}, '{\n"k": 1}'),
     ({"content": [{"type": "text", "text": "7"}], "structuredContent": {"result": "7"}}, "7"),
-    ({"content": [{"type": "text", "text": "see"}], "structuredContent": {"k": 1}}, 'see\n{"k": 1}'),
 ]
 
 
@@ -416,9 +414,3 @@ def answers(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def test_a_text_that_is_nested_too_deeply_to_be_read_is_told_beside_the_structured_answer() -> None:
-    parts = [mcp.mcp.types.TextContent(type="text", text="[" * 100_000)]
-    told = mcp._text(mcp.mcp.types.CallToolResult(content=parts, structured_content={"a": 1}))
-    assert told.endswith('[\n{"a": 1}')

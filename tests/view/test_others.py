@@ -3,7 +3,6 @@ tests/adapters/test_view_others.py."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
@@ -89,7 +88,7 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
     with opened(file, tmp_path) as page:
         said = page.left_out
         assert said[0] == "left out: 6 of 10 rows; these first:"
-        for line, field in enumerate(("all", "all", "score", "input", "step"), 2):
+        for line, field in enumerate(("all", "all", "reward", "question", "step"), 2):
             assert said[line - 1].startswith(f"left out: {file}: line {line}, {field}: "), said[line - 1]
         about = page.sources[page.name]["about"]
         assert (len(page.rows()), about["attempts"], about["written by"]) == (4, 4, "verl")
@@ -98,7 +97,7 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
         assert page.attempt(page.rows()[1])["fields"] == {"acc": "nan"}
         unrewarded = page.rows()[2]  # what is no number is among the fields
         assert (unrewarded["reward"], unrewarded["verdict"]) == (None, None)
-        assert page.attempt(unrewarded)["fields"] == {"score": "nan"}
+        assert page.attempt(unrewarded)["fields"] == {"reward": "nan"}
 
 
 def test_an_attempt_of_a_large_step_is_read_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +150,7 @@ def test_completions_of_trl_have_the_sum_of_their_rewards(tmp_path: Path) -> Non
     file = tmp_path / "completions" / "completions_00003.parquet"
     file.parent.mkdir()
     parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    for place in (file, file.parent, write(tmp_path / "rows.jsonl", rows)):
+    for place in (file, file.parent):
         with opened(place, tmp_path / f"of {place.name}") as page:
             first, second = page.rows()
             assert (first["step"], first["reward"], first["advantage"], first["method"]) == (
@@ -166,26 +165,26 @@ def test_completions_of_trl_have_the_sum_of_their_rewards(tmp_path: Path) -> Non
             assert shown["fields"] == {"right": 1.0, "short": 0.25, "topic": "sums"}
 
 
-def test_rewards_of_trl_leave_out_nan_and_may_be_whole(tmp_path: Path) -> None:
-    def row(right: Any, short: Any, **more: Any) -> dict[str, Any]:
-        return {"step": 3, "prompt": "1+1?", "completion": "2", "right": right, "short": short, "advantage": 0, **more}
-
-    rows = [row(1.0, math.nan), row(math.nan, math.nan), row(1, 0.5, length=9, cut=True), row(None, 0)]
-    with opened(write(tmp_path / "rows.jsonl", rows), tmp_path) as page:
+def test_rewards_of_trl_leave_out_nan(tmp_path: Path) -> None:
+    rows = [
+        {"step": 3, "prompt": "1+1?", "completion": "2", "right": right, "short": math.nan, "advantage": 0.0}
+        for right in (1.0, math.nan)
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file := tmp_path / "completions_3.parquet")
+    with opened(file, tmp_path) as page:
         found = page.rows()
-        assert [(one["reward"], one["method"]) for one in found] == [
-            (1.0, "right"), (None, None), (1.5, "right + short"), (0.0, "short"),
-        ]  # fmt: skip
+        assert [(one["reward"], one["method"]) for one in found] == [(1.0, "right"), (None, None)]
         assert page.attempt(found[1])["fields"] == {"right": "nan", "short": "nan"}
 
 
-CALL = {"id": "c1", "type": "function", "function": {"name": "python", "arguments": '{"code": "1/0"}'}}
+CALL = {"id": "c1", "name": "python", "arguments": '{"code": "1/0"}'}
 
 
-def result(**more: Any) -> dict[str, Any]:
-    """A row of verifiers' results.jsonl: a call that fails, what the environment says to it, and an answer."""
+def episode(*, step: Any = 12, **more: Any) -> dict[str, Any]:
+    """A row of verifiers' traces.jsonl: a call that fails, what the environment says to it, and an answer."""
     said = [
-        {"role": "assistant", "content": "Let me see.", "reasoning_content": "hm", "tool_calls": [json.dumps(CALL)]},
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "Let me see.", "reasoning_content": "hm", "tool_calls": [CALL]},
         {
             "role": "tool",
             "tool_call_id": "c1",
@@ -194,24 +193,26 @@ def result(**more: Any) -> dict[str, Any]:
         {"role": "user", "content": "Once more.", "name": "env"},
         {"role": "assistant", "content": [{"type": "text", "text": "2"}], "tool_calls": None},
     ]
-    return {
-        "example_id": 4, "prompt": [{"role": "user", "content": "1+1?"}], "completion": said, "answer": "2",
-        "reward": 0.75, "error": None, "timing": {"total_ms": 1500.0}, "stop_condition": "max_turns_reached",
-        "token_usage": {"input_tokens": 9.0, "output_tokens": 12.0}, "metrics": {"exact": 0.75}, **more,
+    nodes = [
+        {"parent": n - 1 if n else None, "message": one, "sampled": one["role"] == "assistant", "mask": [n > 3] * 12}
+        for n, one in enumerate(said)
+    ]
+    trace = {
+        "task": {"data": {"answer": "2"}, "key": "4"}, "nodes": nodes, "rewards": {"exact": {"score": 0.75}},
+        "stop_condition": "max_turns_reached", "metrics": {"exact": 0.75}, **more,
     }  # fmt: skip
+    return {"traces": [trace], "run": {"work": {"step": step}}}
 
 
-def test_results_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp_path: Path) -> None:
-    broke = result(completion=None, error={"error": "ModelError", "error_chain_repr": "gone"}, reward=0.0)
-    file = write(tmp_path / "step_12" / "results.jsonl", [result(info={"long": "x" * LONGEST_FIELD}), broke])
-    (file.parent / "metadata.json").write_text(json.dumps({"env_id": "sums", "model": "m"}))
-    with opened(tmp_path, tmp_path) as page:
-        assert page.name == "file:step_12:results.jsonl"
-        assert page.sources[page.name]["about"] | {"env_id": "sums", "model": "m"} == page.sources[page.name]["about"]
+def test_traces_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp_path: Path) -> None:
+    broke = episode(nodes=[], errors=[{"type": "ModelError", "message": "gone"}])
+    write(tmp_path / "of" / "traces.jsonl", [episode(info={"long": "x" * LONGEST_FIELD}), broke])
+    with opened(tmp_path / "of", tmp_path) as page:
+        assert page.name == "file:traces.jsonl"
         first, second = page.rows()
         assert (first["step"], first["problem_id"], first["reward"], first["tokens"]) == (12, "4", 0.75, 12)
         assert (first["calls"], first["failed_calls"], first["errors"]) == (1, 1, ["ZeroDivisionError"])
-        assert (first["seconds"], first["stop"]) == (1.5, "max_turns_reached") and "ModelError" in second["fault"]
+        assert first["stop"] == "max_turns_reached" and second["fault"] == "ModelError: gone"
         shown = page.attempt(first)
         assert [turn["text"] for turn in shown["turns"]] == ["<think>hm</think>\nLet me see.", "2"]
         (call,) = shown["turns"][0]["calls"]
@@ -224,33 +225,25 @@ def test_results_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp
 @pytest.mark.parametrize(
     ("bad", "field"),
     [
-        (result(token_usage={"output_tokens": 1e300}), "token_usage.output_tokens"),
-        (result(token_usage={"output_tokens": 1.5}), "token_usage.output_tokens"),
-        (result(step=True), "step"),
-        (result(step=2**31), "step"),
-        ({"messages": [], "input": "q", "epoch": 1.5, "id": 1, "target": ""}, "epoch"),
+        (verl(step=1e300), "step"),
+        (verl(step=1.5), "step"),
+        (verl(step=2**31), "step"),
+        (verl(score=[1.0]), "reward"),  # type: ignore[arg-type]
+        (verl(score="1"), "reward"),  # type: ignore[arg-type]
     ],
 )
 def test_a_value_that_no_column_holds_costs_its_row_only(tmp_path: Path, bad: Any, field: str) -> None:
-    file = write(tmp_path / "results.jsonl", [bad, result(step=1.0, stop_condition={"a": 1})])
+    file = write(tmp_path / "7.jsonl", [bad, verl(step=1.0)])  # type: ignore[arg-type]
     with opened(file, tmp_path) as page:
-        (row,) = page.rows()
-        assert (row["step"], row["stop"], row["tokens"]) == (1, '{"a":1}', 12)
+        assert [row["step"] for row in page.rows()] == [1]
         assert page.left_out[0] == "left out: 1 of 2 rows; these first:"
-        assert page.left_out[1].startswith(f"left out: {file}: line 1, {field}: ")
+        assert page.left_out[1].startswith(f"left out: {file}: line 1, {field}: Expected ")
 
 
-def test_the_step_of_a_folder_is_that_of_rows_without_one_where_a_column_holds_it(tmp_path: Path) -> None:
-    file = write(tmp_path / f"step_{10**20}" / "results.jsonl", [result(), result(step=3)])
-    with opened(tmp_path, tmp_path) as page:
-        assert [row["step"] for row in page.rows()] == [3]
-        assert page.left_out[1].startswith(f"left out: {file}: line 1, step: {10**20} is no whole number")
-    trace = {"task": {"data": {}}, "nodes": [{"message": {"role": "user", "content": "1+1?"}}]}
-    file = write(
-        tmp_path / "step_4" / "traces.jsonl", [{"traces": [trace]}, {"traces": [trace], "run": {"work": None}}]
-    )
-    with opened(file, tmp_path / "of traces") as page:
-        assert page.left_out == [] and [row["step"] for row in page.rows()] == [4, 4]
+def test_a_trace_of_no_step_is_of_step_0(tmp_path: Path) -> None:
+    file = write(tmp_path / "traces.jsonl", [{**episode(), "run": None}, {**episode(), "run": {"work": None}}])
+    with opened(file, tmp_path) as page:
+        assert page.left_out == [] and [row["step"] for row in page.rows()] == [0, 0]
 
 
 def test_files_are_told_apart_whatever_their_names_are(tmp_path: Path) -> None:
@@ -259,39 +252,11 @@ def test_files_are_told_apart_whatever_their_names_are(tmp_path: Path) -> None:
         write(tmp_path / "of" / name, [verl(answer=ascii(name)), "{"])
     with opened(tmp_path / "of", tmp_path) as page:
         assert len(page.left_out) == 2 * len(names)
-        assert {*page.sources} == {"file:a:b:c.jsonl", "file:a:b:c.jsonl (2)", "file:d:?.jsonl", "file:d:?.jsonl (2)"}
+        assert {*page.sources} == {"file:a:b:c.jsonl", "file:a:b:c.jsonl (1)", "file:d:?.jsonl", "file:d:?.jsonl (3)"}
         seen = {page.rows()[0]["preview"] for page.name in page.sources}
         assert seen == {ascii(name) for name in names}
     with opened(tmp_path / "of" / names[2], tmp_path / "one") as page:
         assert page.name == "file:?.jsonl"
-
-
-def test_packed_files_of_a_folder_are_read_or_told(tmp_path: Path) -> None:
-    plain = write(tmp_path / "of" / "7.jsonl", [verl(answer="a"), verl(answer="b")]).read_bytes()
-    (tmp_path / "of" / "8.jsonl.gz").write_bytes(gzip.compress(plain.replace(b'"step": 7', b'"step": 8')))
-    (tmp_path / "of" / "9.jsonl.gz").write_bytes(gzip.compress(plain)[:-20])
-    (tmp_path / "of" / "x.jsonl.zst").write_bytes(b"packed")
-    (tmp_path / "of" / "notes.txt.gz").write_bytes(b"packed")
-    with opened(tmp_path / "of", tmp_path) as page:
-        assert [(row["step"], row["preview"]) for row in page.rows()] == [(7, "a"), (7, "b"), (8, "a"), (8, "b")]
-        told = [one.removeprefix(f"left out: {tmp_path}/of/") for one in page.left_out]
-        assert told[1].startswith("9.jsonl.gz: all: it cannot be read (Compressed file ended")
-        assert told[3:] == ["x.jsonl.zst: all: it is compressed, and only .jsonl.gz is read so; decompress it"]
-
-
-def test_of_a_file_that_is_cut_what_came_before_is_read_and_the_place_is_told(tmp_path: Path) -> None:
-    def trl(number: int) -> dict[str, Any]:
-        return {"step": 3, "prompt": f"{number}?", "completion": os.urandom(500).hex(), "right": 1.0, "advantage": 0}
-
-    whole = write(tmp_path / "rows.jsonl", [trl(number) for number in range(500)]).read_bytes()
-    file = tmp_path / "cut" / "rows.jsonl.gz"
-    file.parent.mkdir()
-    file.write_bytes(gzip.compress(whole)[:-200_000])
-    with opened(file, tmp_path) as page:
-        found = page.sources[page.name]["about"]["attempts"]
-        assert 100 < found < 400 and page.rows()[0]["reward"] == 1.0
-        said = f"left out: {file}: after line {found}, all: it cannot be read (Compressed file ended"
-        assert page.left_out[1].startswith(said)
 
 
 def test_samples_of_a_log_that_are_encrypted_or_spoilt_cost_no_other(tmp_path: Path) -> None:
@@ -323,15 +288,12 @@ def test_a_folder_without_anything_and_a_path_that_is_not_there_are_refused(tmp_
             Library.open(name, runs)
 
 
-def test_metadata_or_a_file_that_cannot_be_read_costs_no_row_of_others(tmp_path: Path) -> None:
-    file = write(tmp_path / "of" / "results.jsonl", [result()])
-    (tmp_path / "of" / "metadata.json").write_text("{cut")
-    (tmp_path / "of" / "x.json").symlink_to("/proc/self/mem")  # reading from its start is an error, for root too
+def test_a_file_that_cannot_be_read_costs_no_row_of_others(tmp_path: Path) -> None:
+    write(tmp_path / "of" / "7.jsonl", [verl()])
+    (tmp_path / "of" / "x.jsonl").symlink_to("/proc/self/mem")  # reading from its start is an error, for root too
     with opened(tmp_path / "of", tmp_path) as page:
         assert len(page.rows()) == 1
-        told = "\n".join(page.left_out)
-        assert f"left out: {file}: metadata.json, all: it is no JSON (" in told
-        assert f"left out: {tmp_path}/of/x.json: all: it cannot be read (" in told
+        assert f"left out: {tmp_path}/of/x.jsonl: all: it cannot be read (" in "\n".join(page.left_out)
 
 
 def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
