@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from tempfile import TemporaryFile
@@ -45,6 +45,7 @@ SHARED = "mcp-shared"
 START_SECONDS = 60.0  # until a server has listed its tools; npx and uvx first fetch it
 PROBE_SECONDS = 2.0  # for the list of a server that runs
 ENDED = "the server was ended: the state of earlier calls is lost\n"
+MOST_ERRORS = 1 << 20  # bytes of what a server writes on stderr that stay on the disk
 CLOSE_SECONDS = 10.0  # for the whole shutdown; one at a URL may never answer the end of its session
 Specs = tuple[ToolSpec, ...]
 NO_ANSWER = "it wrote a line that is not a JSON-RPC message"
@@ -172,7 +173,9 @@ class _Connection:
 
     async def answer(self, call: ToolCall) -> tuple[Status, str]:
         """Raises Unavailable."""
-        garbled = self._garbled
+        garbled, written = self._garbled, os.fstat(self._errors.fileno())
+        if written.st_blocks * 512 > MOST_ERRORS:
+            os.ftruncate(self._errors.fileno(), 0)  # the server goes on at its own place, behind a hole
         try:
             async with asyncio.timeout(self._server.limits.wall_seconds) as limit:
                 answer = await self._client.call_tool(call.tool, dict(call.arguments))
@@ -265,10 +268,14 @@ def _spec(tool: mcp.Tool) -> ToolSpec:
 
 
 def _text(answer: mcp.types.CallToolResult) -> str:
-    """All parts, one below the other; structured content only where there are none, because servers repeat it as text,
-    as the protocol asks of them."""
-    given = answer.structured_content
-    return "\n".join(map(_part, answer.content)) or ("" if given is None else json.dumps(given, ensure_ascii=False))
+    """All parts, one below the other; structured content too, unless a text repeats it, or repeats the value that the
+    official server wraps as `result` because it is not an object."""
+    text, structured = "\n".join(map(_part, answer.content)), answer.structured_content
+    values = [structured, *(structured.values() if structured and list(structured) == ["result"] else ())]
+    with suppress(ValueError, RecursionError):  # for a text that is not JSON, or nested a thousand times
+        if structured is None or text in values or json.loads(text) in values:
+            return text
+    return "\n".join(filter(None, (text, json.dumps(structured, ensure_ascii=False))))
 
 
 def _part(part: Any) -> str:

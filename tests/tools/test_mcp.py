@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -157,9 +158,15 @@ def test_a_run_whose_server_had_children_ends_without_a_word(tmp_path: Path) -> 
     assert nothing_runs(tmp_path)
 
 
-async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_calls_left(tmp_path: Path) -> None:
-    own = tools_of(scripted(tmp_path)).own()
+async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_calls_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp, "MOST_ERRORS", 0)
+    own: Any = tools_of(scripted(tmp_path)).own()
     assert [await counted(own), await counted(own)] == ["1", "2"]
+    await called(own[0], code="1 / 0")
+    errors = own[0]._server._connections[-1]._errors.fileno()
+    assert os.fstat(errors).st_blocks == 0, "what a server writes on stderr fills no disk"
     (tmp_path / "dies").touch()
     assert await counted(own) == "3"
     with pytest.raises(Unavailable, match="it last wrote: the last words"):
@@ -286,6 +293,7 @@ ANSWERS: Sequence[tuple[Mapping[str, Any], str]] = [
     ({"content": [], "structuredContent": {"k": [1]}}, '{"k": [1]}'),
     ({"content": [{"type": "text", "text": '{\n"k": 1}'}], "structuredContent": {"k": 1}}, '{\n"k": 1}'),
     ({"content": [{"type": "text", "text": "7"}], "structuredContent": {"result": "7"}}, "7"),
+    ({"content": [{"type": "text", "text": "see"}], "structuredContent": {"k": 1}}, 'see\n{"k": 1}'),
 ]
 
 
@@ -414,3 +422,9 @@ def answers(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
+
+
+def test_a_text_that_is_nested_too_deeply_to_be_read_is_told_beside_the_structured_answer() -> None:
+    parts = [mcp.mcp.types.TextContent(type="text", text="[" * 100_000)]
+    told = mcp._text(mcp.mcp.types.CallToolResult(content=parts, structured_content={"a": 1}))
+    assert told.endswith('[\n{"a": 1}')
