@@ -258,7 +258,7 @@ class _Connection:
             return ""
         file = self._errors.fileno()
         said = os.pread(file, 4096, max(0, os.fstat(file).st_size - 4096))  # a seek would move the server's place
-        return said.decode(errors="replace").strip().rpartition("\n")[2][:200]
+        return said.decode(errors="replace").strip().rpartition("\n")[2].lstrip("\0")[:200]
 
 
 def _spec(tool: mcp.Tool) -> ToolSpec:
