@@ -133,7 +133,7 @@ class Application:
             body = b"" if is_open else await read(receive, held)
             if len(body) > core.BIG_BODY_BYTES:
                 await asyncio.sleep(0)  # other tasks first: decoding this body takes a while
-            reply = await serve(HttpRequest(self.service, body, held))
+            reply = await serve(HttpRequest(self.service, body))
         await self.reply(reply, scope, receive, send)
 
     async def reply(self, reply: HttpReply, scope: Scope, receive: Receive, send: Send) -> None:
