@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.analysis.sources import Source, evaluation_source, find_source
+from rocstar.cluster import opened_machines
 from rocstar.cluster.here import Machines
-from rocstar.cluster.start import opened_machines
 from rocstar.config.recipe import resolved_from_json
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError

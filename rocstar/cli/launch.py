@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from rocstar.cluster.start import opened_machines
+from rocstar.cluster import opened_machines
 from rocstar.record.show import note_failure
 from rocstar.record.trackers import tracked
 from rocstar.support.child import uncollected

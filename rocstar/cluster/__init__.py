@@ -1,1 +1,40 @@
-"""Placement of rocstar's parts on a Ray cluster; the only room that imports Ray (extra `[cluster]`)."""
+"""The machines of a run: processes that it starts besides its own, here or where Ray places them (`[cluster]`)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocstar.cluster.here import Machines, opened_here, started_sandbox
+
+if TYPE_CHECKING:
+    from rocstar.config.places import ClusterSection, SandboxSection
+    from rocstar.config.sections import Recipe
+    from rocstar.parts.placement import Placement
+
+
+def opened_machines(recipe: Recipe, proof: Path, placement: Placement) -> AbstractContextManager[Machines]:
+    """Machines for a recipe, for the duration of the context. proof: a file in the folder that engines and learners
+    read from; every machine must see it with the same content. placement: the processes on each GPU. Raises
+    ConfigError if Ray lacks room or a machine lacks the file, Unavailable if Ray fails, SandboxDown."""
+    needs_places = placement.learners or placement.servers or recipe.cluster.sandbox_nodes
+    if recipe.cluster.launcher == "processes" or not needs_places:
+        return opened_here(recipe, placement)
+    if os.environ.get("RAY_ADDRESS", "local") == "local":
+        # A Ray of this run's own listens on loopback only. The only setting for that is meant for other systems, and
+        # is read when Ray is imported.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from rocstar.cluster.by_ray import opened  # Ray, which is an extra
+
+    return opened(recipe, proof, placement)
+
+
+def refuse_weak_sandbox(cluster: ClusterSection, sandbox: SandboxSection) -> None:
+    """Start the sandbox of a run, or reach its services, and end that again: a machine that offers less isolation than
+    `sandbox.min_isolation` is refused before there is a run. Services that Ray places cannot be tried. Raises
+    SandboxDown."""
+    if not cluster.sandbox_nodes:
+        with started_sandbox(sandbox.model_copy(update={"slots": 1, "preload": []})):
+            pass

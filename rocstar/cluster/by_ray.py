@@ -40,7 +40,7 @@ LEARNERS, SERVERS, SANDBOXES = "learners", "servers", "sandboxes"
 
 @contextmanager
 def opened(recipe: Recipe, proof: Path, placement: Placement) -> Iterator[Machines]:
-    """See `rocstar.cluster.start.opened_machines`."""
+    """See `rocstar.cluster.opened_machines`."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError('torchrun has started the learners already; leave it out or set cluster.launcher "processes"')
     with ExitStack() as stack:

@@ -41,7 +41,7 @@ class Machines:
 
 @contextmanager
 def opened_here(recipe: Recipe, placement: Placement) -> Iterator[Machines]:
-    """See `rocstar.cluster.start.opened_machines`."""
+    """See `rocstar.cluster.opened_machines`."""
     from rocstar.engines.vllm_server import VllmServer
 
     def start() -> Ranks:

@@ -221,7 +221,7 @@ OWN = """
 import sys, psutil
 from pathlib import Path
 from rocstar.config.sections import Recipe
-from rocstar.cluster.start import opened_machines
+from rocstar.cluster import opened_machines
 from rocstar.parts.placement import place
 cluster = {"launcher": "ray", "sandbox_nodes": 1}
 recipe = Recipe.model_validate({"cluster": cluster, "sandbox": {"slots": 40, "preload": []}})

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rocstar.sandbox.call import Response, ServiceOutcome
-from rocstar.sandbox.service import sandbox_fusion
+from rocstar.sandbox.service import dialects
 from rocstar.sandbox.service.core import Service
 from rocstar.sandbox.settings import Settings
 from tests.sandbox_service.support import Http, ScriptedClient
@@ -91,7 +91,7 @@ def test_when_we_cannot_run_it_verl_is_asked_to_come_again() -> None:
     """The longest wait is verl's own, of seconds: nobody is waited for here."""
     service: Any = Service(Settings(), cast(Any, ScriptedClient()))
     overloaded = Response(id="", outcome=ServiceOutcome.OVERLOADED, message="busy")
-    reply = sandbox_fusion.answer(service, overloaded, {})
+    reply = dialects.answer(service, overloaded, {})
     said = json.loads(reply.body)
     assert (reply.status_code, said["status"], said["run_result"], said["message"]) == (
         504,

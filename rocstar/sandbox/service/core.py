@@ -1,7 +1,7 @@
 """Shared by all parts of the service: its settings, running calls for callers who may wait too long or disconnect, and
 decoding requests within bounds.
 
-Not here: HTTP (`app`, `server`), and the APIs (`native`, `code_judge`, `sandbox_fusion`).
+Not here: HTTP (`app`, `server`), and the APIs (`native`, `dialects`).
 """
 
 from __future__ import annotations

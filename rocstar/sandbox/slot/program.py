@@ -11,6 +11,7 @@ import _thread
 import atexit
 import builtins
 import gc
+import importlib.util
 import io
 import linecache
 import mmap
@@ -20,12 +21,12 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
 from types import CodeType, GeneratorType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from rocstar.sandbox.slot import channel, files
 from rocstar.sandbox.slot.channel import MAX_MESSAGE, MAX_TYPE, MAX_VALUE_BYTES
-from rocstar.sandbox.slot.seeds import Seeder
 from rocstar.sandbox.walls.plans import Inside
 
 FILENAME = "<program>"
@@ -37,10 +38,51 @@ MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported after its program ha
 MOST_FILES, FEWEST_FILES = 256, 32  # open at once
 WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # kernel memory: behind one descriptor; of a call, uncharged
+SEEDED = ("random", "numpy.random", "sympy.core.random")
+NUMPY_SEEDS = 2**32
 
 
 Limit = tuple[int, int, int]
 """Number of a resource, soft and hard limit."""
+
+
+class Seeder:
+    """Makes random numbers of programs with equal seeds equal: those of `random`, and of the global generators of numpy
+    and sympy; not those of generators that draw entropy from the system (`secrets`, `numpy.random.default_rng()`).
+
+    Seeds the loaded generators, and others when they are imported: it is a module finder that leaves the search to the
+    other finders. Created in the zygote after a tier's modules have been loaded."""
+
+    def __init__(self) -> None:
+        self.loaded = [sys.modules[name] for name in SEEDED if name in sys.modules]
+        self.awaited = {name for name in SEEDED if name not in sys.modules}
+        self.seed = 0
+        if self.awaited:
+            sys.meta_path.insert(0, self)
+
+    def reseed(self, seed: int) -> None:
+        self.seed = seed
+        for module in self.loaded:
+            self.seed_module(module)
+
+    def seed_module(self, module: Any) -> None:
+        module.seed(self.seed % NUMPY_SEEDS if module.__name__ == "numpy.random" else self.seed)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in self.awaited:
+            return None
+        self.awaited.remove(name)  # first, because the search below calls this method again
+        spec = importlib.util.find_spec(name)
+        if spec and spec.loader:
+            load = spec.loader.exec_module
+
+            def load_and_seed(module: ModuleType) -> None:
+                load(module)
+                self.loaded.append(module)
+                self.seed_module(module)
+
+            spec.loader.exec_module = load_and_seed  # type: ignore[method-assign]
+        return spec
 
 
 class Base(NamedTuple):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
 
-from rocstar.sandbox.slot import channel, notebook, program, seeds, tiers
+from rocstar.sandbox.slot import channel, notebook, program, tiers
 from rocstar.sandbox.slot.program import Base
 from rocstar.sandbox.walls import linux, plans
 from rocstar.sandbox.walls.folders import FILE_BYTES
@@ -70,7 +70,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     del sys.argv[1:]
     with program.own_streams():
         problem = load(settings["preload"])
-        seeder = seeds.Seeder()
+        seeder = program.Seeder()
         warm_up(Base(0, plans.Inside(True, True), seeder))
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
