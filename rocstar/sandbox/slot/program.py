@@ -98,11 +98,7 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
     """Run the program and end the process. Standard streams are in place, stdin is empty, other descriptors closed."""
     status, process, folder = 1, os.getpid(), os.getcwd() if task.fetch else ""
     try:
-        enter(base, task.seed)
-        gc.freeze()  # so that objects not frozen at the end are the program's
-        cpu = max(1, -int(-task.cpu_seconds // 1))  # rounded up to the kernel's whole seconds
-        bounds = limits(base, task.memory_bytes, task.processes)
-        status = perform(task, control, (*bounds, (resource.RLIMIT_CPU, cpu, cpu + 1)))
+        status = perform(task, control, begin(task, base))
         finish()
         if task.fetch and os.getpid() == process:  # a process that the program forked may return here
             send_files(task.fetch, folder, control)
@@ -140,11 +136,16 @@ def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int
 def warm_up(control: int, base: Base) -> None:
     """Do the steps of `main` in the zygote, which continues: limits are computed but not changed."""
     task = channel.receive(control)
-    base.seeder.reseed(task.seed)
-    bounds = limits(base, task.memory_bytes, task.processes)
-    perform(task, control, [(which, *resource.getrlimit(which)) for which, _, _ in bounds])
+    perform(task, control, [(which, *resource.getrlimit(which)) for which, _, _ in begin(task, base)])
     flush_all()
     linecache.cache.pop(FILENAME, None)
+
+
+def begin(task: channel.Program, base: Base) -> list[Limit]:
+    """The first steps of a program; the limits to set before its code runs."""
+    enter(base, task.seed)
+    cpu = max(1, -int(-task.cpu_seconds // 1))  # rounded up to the kernel's whole seconds
+    return [*limits(base, task.memory_bytes, task.processes), (resource.RLIMIT_CPU, cpu, cpu + 1)]
 
 
 def enter(base: Base, seed: int) -> None:
@@ -205,7 +206,7 @@ class Execution:
         self.dropped = 0
         self.failure: list[Any] | None = None
         self.status = 0
-        self.reserve = mmap.mmap(-1, RESERVE_BYTES)
+        self.reserve = mmap.mmap(-1, RESERVE_BYTES, mmap.MAP_PRIVATE)
 
     def run(self) -> None:
         try:

@@ -71,12 +71,12 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     with program.own_streams():
         problem = load(settings["preload"])
         seeder = program.Seeder()
+        gc.collect()  # before the warm-up, because it empties the interpreter's lists of free objects
         warm_up(Base(0, plans.Inside(True, True), seeder))
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
         return
     loop = importlib.import_module(LOOP)
-    gc.collect()
     gc.freeze()
     with open("/proc/self/statm") as file:  # in use before any program; limits are added to it
         memory = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -85,6 +85,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     if slot is not None:
         connection, walls = slot
         os.environ["HOME"] = os.environ["TMPDIR"] = walls.workdir
+        gc.freeze()  # so that objects not frozen at the end of a program are its own
         run_payload(loop.serve(connection, walls), Base(memory, walls.inside, seeder))
 
 
