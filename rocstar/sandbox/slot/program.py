@@ -14,7 +14,6 @@ import gc
 import importlib.util
 import io
 import linecache
-import mmap
 import os
 import resource
 import sys
@@ -33,8 +32,7 @@ FILENAME = "<program>"
 FUTURE_FLAGS = 0x1FE0000  # those of a code object's flags that `from __future__` sets
 MAX_FRAMES = 1500  # the last ones; the usual recursion limit is 1,000, without one there may be a million
 MEMORY_ERROR_FRAMES = 20
-RESERVE_BYTES = 2**20  # of address space, freed first when a program has failed because memory ran out
-MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported after its program has ended
+MEMORY_SLACK = 32 * 2**20  # lets a failure be reported when its program has used up its memory
 MOST_FILES, FEWEST_FILES = 256, 32  # open at once
 WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # kernel memory: behind one descriptor; of a call, uncharged
@@ -109,7 +107,8 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
 def send_files(paths: Sequence[str], folder: str, control: int) -> None:
     """After the program has ended. folder: the working directory, which the program may have left."""
     with suppress(OSError, ValueError):  # the program has closed control, or may not raise its memory limit
-        allow_slack()
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         os.closerange(control + 1, MOST_FILES)
         os.chdir(folder)
         found = files.read(paths)
@@ -129,7 +128,6 @@ def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int
     if os.getpid() == pid and (head := execution.head()):  # a process that the program forked does not report
         with suppress(OSError):  # the program has closed control
             channel.send_report(control, head, [execution.value or b""])
-    execution.reserve.close()
     return execution.status
 
 
@@ -206,7 +204,8 @@ class Execution:
         self.dropped = 0
         self.failure: list[Any] | None = None
         self.status = 0
-        self.reserve = mmap.mmap(-1, RESERVE_BYTES, mmap.MAP_PRIVATE)
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        self.all_memory = (hard, hard)  # made now, because there may be no memory for it later
 
     def run(self) -> None:
         try:
@@ -234,16 +233,14 @@ class Execution:
 
     def fail(self, error: BaseException) -> None:
         """Print the traceback; record type, message and line of the error."""
-        self.reserve.close()
         self.status = 1
-        out_of_memory = isinstance(error, MemoryError)
+        with suppress(ValueError, OSError):  # the program has lowered its limit for good
+            resource.setrlimit(resource.RLIMIT_AS, self.all_memory)
         with suppress(MemoryError):
-            if out_of_memory:
-                allow_slack()
-            self.failure = explained(error, MEMORY_ERROR_FRAMES if out_of_memory else MAX_FRAMES)
+            frames = MEMORY_ERROR_FRAMES if isinstance(error, MemoryError) else MAX_FRAMES
+            self.failure = explained(error, frames)
             return
         error.__traceback__ = error.__context__ = error.__cause__ = None  # frees the objects on the program's stack
-        allow_slack()
         write_stderr("MemoryError\n")
         self.failure = ["MemoryError", "", None]
 
@@ -291,11 +288,6 @@ def compiled_by_tree(code: str, name: str) -> tuple[CodeType, CodeType | None]:
 def hidden_by_semicolon(code: str, last: ast.Expr) -> bool:
     line = code.encode("utf-8", "surrogatepass").split(b"\n")[(last.end_lineno or 1) - 1]
     return line[last.end_col_offset or 0 :].lstrip().startswith(b";")
-
-
-def allow_slack() -> None:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def explained(error: BaseException, frames: int) -> list[Any]:

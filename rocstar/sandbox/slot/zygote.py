@@ -20,9 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
-from zlib import crc32
 
 from rocstar.sandbox.slot import channel, notebook, program, tiers
 from rocstar.sandbox.slot.program import Base
@@ -107,15 +105,6 @@ def run_payload(control: int, base: Base) -> NoReturn:
 
 def load(preload: Sequence[str]) -> str:
     """Import the modules; a sentence about the first failure, else ""."""
-    try:
-        loop = importlib.import_module(LOOP)
-    except ImportError as error:
-        advice = "install a C compiler and Python's headers, then install rocstar again"
-        return f"the sandbox's loop in C was not compiled ({error}); {advice}"
-    source = Path(__file__).with_name("_fork.c")  # a wheel has none
-    if source.exists() and crc32(source.read_bytes()) != getattr(loop, "source", None):
-        return f"the sandbox's loop in C was compiled from another version of {source.name}; install rocstar again"
-    repeat_interrupted_forks()
     for name in COMMON.split():
         importlib.import_module(name)
     for name in preload:
@@ -231,6 +220,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     send_hello(connection, walls=walls)
     if walls.forks >= 0:
         os.close(walls.forks)
+        repeat_interrupted_forks()
     return connection, walls
 
 
