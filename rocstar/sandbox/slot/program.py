@@ -136,6 +136,7 @@ def warm_up(control: int, base: Base) -> None:
     task = channel.receive(control)
     perform(task, control, [(which, *resource.getrlimit(which)) for which, _, _ in begin(task, base)])
     flush_all()
+    has_endings(gc.get_objects(0))
     linecache.cache.pop(FILENAME, None)
 
 
@@ -352,12 +353,17 @@ def finalize() -> None:
     """Flush files that the program left open, run `__del__` methods and end generators of its remaining objects.
     Skipped if it has no such objects, because a collection takes 0.4 ms."""
     objects = gc.get_objects()
-    if any(kind is GeneratorType or hasattr(kind, "__del__") for kind in set(map(type, objects))):
+    if has_endings(objects):
         # First, because a collection may close a file whose buffer is not empty.
         flush(*(each for each in objects if issubclass(type(each), WRITERS)))
         del objects
         sys.modules.pop("__main__", None)
         gc.collect()  # functions and their module reference each other
+
+
+def has_endings(objects: Sequence[object]) -> bool:
+    """Whether one of them does something when it is deleted."""
+    return any(kind is GeneratorType or hasattr(kind, "__del__") for kind in set(map(type, objects)))
 
 
 def flush_all() -> None:
