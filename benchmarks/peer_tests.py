@@ -23,7 +23,7 @@ from frame import environment, free_port, parser, report, rocstar, serving
 
 SLOTS = 4  # code-judge's test of /status expects four workers
 PYTHON_ONLY = "not cpp and (test_batch_fail or not test_batch)"  # the other batches hold programs in C++
-FUSION_TESTS = ("test_python.py",)  # notebooks (test_jupyter.py) are not served
+FUSION_TESTS = ("test_python.py", "test_jupyter.py")
 
 CODE_JUDGE_CONFTEST = """
 import os

@@ -174,6 +174,8 @@ class Response(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a session's cell: the session's process was ended, so names and files of all its cells are gone."""
     replayed_cells: int = 0
     """Of a session's cell: earlier cells that were run again first, because the session had been lost."""
+    images: tuple[bytes, ...] = ()
+    """Of a session's cell: figures that the cell left open, as PNG, 8 MB together."""
     files: dict[str, bytes] = field(default_factory=dict)
     """The regular files that exist among `Call.fetch`, 16 MB together: relative path to content. Empty if the program
     was killed or called `os._exit`."""

@@ -40,7 +40,7 @@ class ServeOptions:
     patience_seconds: Annotated[float, Option(help="How long a single call waits for its turn.")] = 60.0
     max_queue: Annotated[int, Option(help="Calls waiting in a daemon before more are refused.")] = 100_000
     max_held_mb: Annotated[int, Option(help="Large bodies and unread answers held at once, MiB.")] = 96
-    """Of all callers, arriving frames included; items of up to 64 KiB are not counted."""
+    """Of all callers, arriving frames and results of notebooks included; items of up to 64 KiB are not counted."""
     request_seconds: Annotated[float, Option(help="Within which a request must have arrived.")] = 30.0
     session_slots: Annotated[int, Option(help="Sessions alive at once in a daemon.")] = 96
     session_idle_seconds: Annotated[float, Option(help="How long a session may be without a cell.")] = 600.0

@@ -193,7 +193,7 @@ def test_calls_and_responses_survive_the_wire() -> None:
     call = Call(id="é", code="1", limits=Limits(wall_seconds=2.0), files={"a": bytes(range(256))}, session="s", cell=3)
     assert wire.decode_call(wire.encode(call)) == call
     failure = Failure(type="E", message="\0", line=None)
-    response = Response(id="x", outcome=ProgramOutcome.EXCEPTION, exception=failure, files={"a": b"\xff"}, value="")
+    response = Response(id="x", outcome=ProgramOutcome.EXCEPTION, exception=failure, images=(b"\xff",), value="")
     assert wire.decode_response(wire.encode(response)) == response
     overloaded = wire.decode_response(wire.encode(Response(id="x", outcome=ServiceOutcome.OVERLOADED)))
     assert overloaded.outcome is ServiceOutcome.OVERLOADED

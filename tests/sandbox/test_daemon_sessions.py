@@ -132,6 +132,19 @@ def test_files_that_cannot_be_written_are_refused_and_the_cell_is_not_run(daemon
     assert daemon.cell("refused", 3, "x").value == "1"
 
 
+def test_figures_left_open_come_back_as_png_and_are_closed(daemon: Daemon) -> None:
+    pytest.importorskip("matplotlib")
+    code = "import matplotlib.pyplot as plt\nfor _ in range({}): plt.figure(figsize=(1, 1)).add_subplot()\nplt.show()"
+    response = daemon.cell("plot", 1, code.format(2) + "\n1 / 0", memory_bytes=2**30)
+    assert [image[:4] for image in response.images] == [b"\x89PNG"] * 2
+    assert response.exception is not None and response.exception.type == "ZeroDivisionError"
+    assert daemon.cell("plot", 2, "plt.get_fignums()", memory_bytes=2**30).value == "[]"
+    assert len(daemon.cell("plot", 3, code.format(20), memory_bytes=2**30).images) == 16
+    fake = "import sys, types\nfake = sys.modules['matplotlib.pyplot'] = types.ModuleType('p')"
+    daemon.cell("plot", 4, f"{fake}\nfake.get_fignums = lambda: 7", memory_bytes=2**30)
+    assert daemon.cell("plot", 5, "6 * 7", memory_bytes=2**30).value == "42"
+
+
 def test_cells_of_one_session_run_in_order_whatever_waits_for_what(daemon: Daemon) -> None:
     numbers = [
         daemon.submit(f"order = [*globals().get('order', []), {n}]\norder", session="d", cell=n) for n in range(1, 9)

@@ -94,6 +94,13 @@ def test_files_are_those_that_were_asked_for_and_as_much_as_is_allowed() -> None
     assert verdict.program(CALL, SEEN._replace(files=body), ENDED).files == {"a": bytes(large)}
 
 
+def test_images_are_png_and_nothing_else() -> None:
+    png = verdict.PNG + b"data"
+    body = report(b"v" + png + b"GIF89a", value=1, images=[len(png), 6], status=0)
+    response = verdict.cell(CALL, SEEN._replace(report=body))
+    assert (response.images, response.value) == ((png,), "v")
+
+
 def test_only_a_cell_with_files_can_be_refused_by_its_own_process() -> None:
     body = report(refused="no room", status=1)
     cell = Call(id="1", code="", files={"f": b""}, session="s", cell=2)

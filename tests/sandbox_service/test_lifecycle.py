@@ -16,7 +16,7 @@ import pytest
 
 from rocstar.sandbox.call import Call, ProgramOutcome, Response, SandboxDown, ServiceOutcome, failed
 from rocstar.sandbox.service.app import Application
-from rocstar.sandbox.service.core import HttpRequest, Service
+from rocstar.sandbox.service.core import Hold, HttpRequest, Service
 from rocstar.sandbox.settings import Settings
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, ScriptedClient, batch_of, settle
@@ -136,6 +136,6 @@ async def test_a_clock_that_is_set_back_does_not_change_how_long_a_service_is_up
     client: Any = ScriptedClient()
     client.nodes, service = [], service_over(client)
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    asked = HttpRequest(service, b"")
+    asked = HttpRequest(service, b"", Hold(service.budget))
     reply = await Application(service).status(asked)
     assert 0 <= json.loads(bytes(reply.body))["uptime_seconds"] < 3600

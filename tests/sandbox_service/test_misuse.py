@@ -70,6 +70,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/run": CODE,
     "/judge/long-batch": {"type": "batch", "submissions": [CODE], "sub_id": "x"},
     "/run_code": {"code": "1", "language": "python", "run_timeout": 1, "compile_timeout": 1, "stdin": "x", **FILES},
+    "/run_jupyter": {"cells": ["1"], "total_timeout": 2, "cell_timeout": 1, "kernel": "python3", **FILES},
 }
 BAD: list[Any] = [
     None, -1, 1e-320, 2**70, float("nan"), "", "x" * 100_000, "\ud800", [[]], {"a": {"b": 1}}, {"\0": ""}, {"../x": ""},
@@ -259,6 +260,12 @@ def test_answers_that_nobody_reads_fill_no_memory(narrow: Http) -> None:
             stack.enter_context(narrow.connect()).sendall(begun(len(body)) + body)
         assert eventually(lambda: narrow.status("calls")["ok"] == before + 6)
         assert 0 < held(narrow) <= ROOM
+    assert eventually(lambda: held(narrow) == 0)
+
+
+def test_results_of_a_notebook_are_held_within_the_room_there_is(narrow: Http) -> None:
+    status, refused = narrow.post("/run_jupyter", {"cells": ["print('x' * 1_000_000)"] * 8})
+    assert (status, "memory set aside" in refused["error"]) == (503, True)
     assert eventually(lambda: held(narrow) == 0)
 
 

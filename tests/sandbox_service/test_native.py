@@ -35,9 +35,11 @@ def test_a_seed_and_files_of_text_and_bytes_go_in_and_files_come_back(http: Http
     assert (status, refused["outcome"]) == (400, "rejected") and "is not a relative path" in refused["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/run", "/run/long-batch"])
+@pytest.mark.parametrize("path", ["/v1/run", "/run/long-batch", "/run_jupyter"])
 def test_hanging_up_ends_the_programs_and_frees_their_slots(http: Http, path: str) -> None:
     message: dict[str, Any] = SLEEPER if path == "/v1/run" else batch_of(*[SLEEPER["code"]] * 100)
+    if path == "/run_jupyter":
+        message = {"cells": [SLEEPER["code"]] * 3, "total_timeout": 400}
     with http.under_way(path, message, running=4 if path == "/run/long-batch" else 1):
         pass
     assert eventually(lambda: http.status("running") == 0)

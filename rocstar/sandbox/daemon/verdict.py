@@ -13,11 +13,12 @@ import signal
 from collections.abc import Collection
 from typing import Annotated, NamedTuple
 
-from msgspec import Meta, Struct, json
+from msgspec import Meta, Struct, json, structs
 
 from rocstar.sandbox.call import Call, Failure, Outcome, ProgramOutcome, Response, ServiceOutcome, failed, fault
 from rocstar.sandbox.slot.channel import (
     MAX_FILES_BYTES,
+    MAX_IMAGES_BYTES,
     MAX_MESSAGE,
     MAX_TYPE,
     MAX_VALUE_BYTES,
@@ -25,8 +26,9 @@ from rocstar.sandbox.slot.channel import (
 )
 
 MAX_REPORT_BYTES = 256 * 2**10  # of a program
-MAX_LONG_REPORT_BYTES = 26 * 2**20  # of a program or a session's cell: value, files and head
+MAX_LONG_REPORT_BYTES = 26 * 2**20  # of a program or a session's cell: value, files, images and head
 MAX_HEAD_BYTES = 2**20  # of JSON, mostly paths of files
+PNG = b"\x89PNG\r\n\x1a\n"
 STARVED = "the machine was busy and gave it hardly any CPU"
 CPU_SHARE = 0.5  # of the limit: the kernel enforces it by ticks, which on a busy machine run ahead of the clock
 
@@ -52,6 +54,7 @@ class ProgramReport(Struct):
     """Bytes of the repr of the last expression that were kept."""
     files: Annotated[list[tuple[str, Size]], Meta(max_length=1_000)] = []
     """Path and size."""
+    images: Annotated[list[Size], Meta(max_length=100)] = []
     dropped: Size = 0
     """Bytes of the value that were not kept."""
     status: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -100,7 +103,8 @@ def program(call: Call, seen: Seen, ended: Ended | None) -> Response:
 def cell(call: Call, seen: Seen) -> Response:
     """The response to a cell that reported its end; if its process died, `program` is called instead."""
     report, tail = parse(seen.report)
-    return response_of(call, seen, report, tail, None if seen.reason else report.status)
+    response = response_of(call, seen, report, tail, None if seen.reason else report.status)
+    return structs.replace(response, images=images(report, tail)) if report.images else response
 
 
 def response_of(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int | None) -> Response:
@@ -159,7 +163,7 @@ def parse(report: bytes) -> tuple[ProgramReport, bytes]:
         parsed = decode(head) if len(head) <= MAX_HEAD_BYTES else NOTHING
     except (ValueError, RecursionError):
         return NOTHING, b""
-    sizes = (parsed.value or 0, *(size for _, size in parsed.files))
+    sizes = (parsed.value or 0, *(size for _, size in parsed.files), *parsed.images)
     return (parsed, tail) if sum(sizes) == len(tail) else (NOTHING, b"")
 
 
@@ -186,3 +190,16 @@ def files(announced: bytes, fetch: Collection[str]) -> dict[str, bytes]:
             room -= size
         start += size
     return found
+
+
+def images(report: ProgramReport, tail: bytes) -> tuple[bytes, ...]:
+    """The images of a report that are PNG, up to MAX_IMAGES_BYTES."""
+    found: list[bytes] = []
+    start, room = len(tail) - sum(report.images), MAX_IMAGES_BYTES
+    for size in report.images:
+        image = tail[start : start + size]
+        if size <= room and image.startswith(PNG):
+            found.append(image)
+            room -= size
+        start += size
+    return tuple(found)

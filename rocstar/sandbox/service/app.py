@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket
 from uvicorn.protocols.utils import ClientDisconnected
 
 from rocstar.sandbox.call import CALLER, EVENTS, Response, SandboxDown
-from rocstar.sandbox.service import core, dialects, native
+from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
 from rocstar.sandbox.service.core import BadRequest, Endpoints, Hold, HttpRequest, Serve, Service, encode
 from rocstar.sandbox.service.native import HttpReply
 
@@ -101,7 +101,7 @@ class Application:
         self.service, self.metrics, settings = service, Metrics(service), service.settings
         # A page in the operator's browser can reach a loopback address under the page's own name (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
-        self.endpoints = native.ENDPOINTS | dialects.ENDPOINTS | self.pages()
+        self.endpoints = native.ENDPOINTS | code_judge.ENDPOINTS | sandbox_fusion.ENDPOINTS | self.pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.requests += 1
@@ -132,7 +132,7 @@ class Application:
             body = b"" if is_open else await read(receive, held)
             if len(body) > core.BIG_BODY_BYTES:
                 await asyncio.sleep(0)  # other tasks first: decoding this body takes a while
-            reply = await serve(HttpRequest(self.service, body))
+            reply = await serve(HttpRequest(self.service, body, held))
         await self.reply(reply, scope, receive, send)
 
     async def reply(self, reply: HttpReply, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,7 +172,7 @@ class Application:
         return {
             ("GET", "/v1/status"): self.status,
             ("GET", "/metrics"): self.prometheus,
-            ("GET", "/v1/ping"): dialects.ping,
+            ("GET", "/v1/ping"): code_judge.ping,
         }
 
     async def status(self, request: HttpRequest) -> HttpReply:

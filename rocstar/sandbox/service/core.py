@@ -1,7 +1,7 @@
 """Shared by all parts of the service: its settings, running calls for callers who may wait too long or disconnect, and
 decoding requests within bounds.
 
-Not here: HTTP (`app`, `server`), and the APIs (`native`, `dialects`).
+Not here: HTTP (`app`, `server`), and the APIs (`native`, `code_judge`, `sandbox_fusion`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ BIG_BODY_BYTES = MEBIBYTE = 2**20
 SMALL_BYTES = 2**16  # items up to this size are not counted, and always accepted
 TOKEN_SECONDS = 1.0  # between two reads of the token file
 STALLED_SECONDS = 5.0  # a connection without progress for this long is closed when others need its memory
+MAX_REPLY_BYTES = 64 * 2**20  # results of a notebook are held until its last cell
 HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..[^\\]{0,5}\Z")  # too near the end for the other half
 MAX_PARTS = 1_500_000  # quotes and opening brackets in a body, which take up to 0.2 s to decode
 SLOTS_PER_CORE = 4  # some programs sleep; more slots only lengthen the longest waiting times
@@ -355,6 +356,14 @@ class HttpRequest(NamedTuple):
 
     service: Service
     body: bytes
+    held: Hold
+
+    def hold(self, results: int) -> None:
+        """Count the bytes of results that wait for the last one. Raises BadRequest if they are too many."""
+        if results > MAX_REPLY_BYTES:
+            raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer cells at once", 413)
+        if results > SMALL_BYTES:
+            self.held.resize(len(self.body) + results)
 
 
 Serve = Callable[[HttpRequest], Awaitable["HttpReply"]]

@@ -32,6 +32,7 @@ LENGTH = struct.Struct("=I")
 MAX_TYPE, MAX_MESSAGE = 500, 2000  # characters of an exception that are reported beside the traceback
 MAX_VALUE_BYTES = 192 * 2**10  # leaves room for the exception in a report of 256 KiB
 MAX_FILES_BYTES = 16 * 2**20  # of returned files, together
+MAX_IMAGES_BYTES = 8_000_000  # together
 
 GO = b"g"
 """The byte that lets a waiting notebook continue, and the byte sent along with descriptors."""
@@ -179,7 +180,7 @@ def send_report(control: int, head: Mapping[str, object], tail: Iterable[bytes] 
 def report_head(head: Mapping[str, object], tail_bytes: int = 0) -> bytes:
     """Length, `head` as JSON, and a newline. Fields of a head, all optional: `exception` (type, message, line or null),
     `value` (its bytes in the tail), `dropped` (bytes of the value that are not), `status` (a cell's exit status),
-    `files` (path and size of each), `refused` (why a cell was not run). The tail is the value and the files, in the
-    order of the head."""
+    `files` (path and size of each), `images` (size of each), `refused` (why a cell was not run). The tail is the value,
+    the files and the images, in the order of the head."""
     body = json.dumps(head, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     return LENGTH.pack(len(body) + tail_bytes) + body

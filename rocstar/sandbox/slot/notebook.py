@@ -8,6 +8,7 @@ it: the limits of time and CPU, other processes of the session, output.
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import signal
@@ -17,7 +18,10 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from rocstar.sandbox.slot import channel, files, program
+from rocstar.sandbox.slot.channel import MAX_IMAGES_BYTES
 from rocstar.sandbox.slot.program import Base, Execution
+
+MAX_IMAGES = 16
 
 
 class Notebook:
@@ -52,6 +56,7 @@ class Notebook:
         """Run a cell; return its report. SIGINT raises an exception meanwhile, the cell's failure if uncaught."""
         execution = Execution(cell.code, f"<cell {cell.number}>", self.module, cell.output_bytes)
         refused = ""
+        images: list[bytes] = []
         if signal.getsignal(signal.SIGINT) != self.interrupt:  # at first, and after a cell has set its own handler
             signal.signal(signal.SIGINT, self.interrupt)
         try:
@@ -59,6 +64,7 @@ class Notebook:
             refused = files.write(cell.files)
             if not refused:
                 execution.run()
+                images = figures()
             self.is_running = False
         except BaseException as error:
             self.is_running = False
@@ -66,9 +72,7 @@ class Notebook:
         self.settle(execution)
         if refused:
             return {"refused": refused, "status": 1}, []
-        found = files.read(cell.fetch)
-        head = execution.head() | {"status": execution.status} | ({"files": files.sizes(found)} if found else {})
-        return head, [execution.value or b"", *found.values()]
+        return self.report(execution, files.read(cell.fetch), images)
 
     def fork(self) -> str:
         """Report, and wait until this process is copied; why it cannot be, or "". The copies return from here too."""
@@ -94,6 +98,17 @@ class Notebook:
         program.flush_all()
         resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory + program.MEMORY_SLACK))
 
+    def report(
+        self, execution: Execution, found: dict[str, bytes], images: list[bytes]
+    ) -> tuple[dict[str, object], list[bytes]]:
+        tail = [execution.value or b"", *found.values()]
+        head = execution.head() | {"status": execution.status}
+        if found:
+            head["files"] = files.sizes(found)
+        if images:
+            head["images"] = [len(image) for image in images]
+        return head, [*tail, *images]
+
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.is_running:
             raise KeyboardInterrupt
@@ -102,6 +117,7 @@ class Notebook:
 def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:
     """Serve, and end the process. Descriptors are as for `program.main`."""
     try:
+        os.environ["MPLBACKEND"] = "Agg"
         program.enter(base, task.seed)
         program.limit(program.limits(base, task.memory_bytes, task.processes))
         Notebook(control, base.memory + task.memory_bytes, base).serve()
@@ -125,3 +141,23 @@ def become(task: channel.Become, control: int, base: Base) -> NoReturn:
     else:
         sys.modules["rocstar.sandbox.slot._fork"].restore(memory, task.offset, task.steps)
     os._exit(1)
+
+
+def figures() -> list[bytes]:
+    """matplotlib's open figures as PNG; closes them."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    images: list[bytes] = []
+    if pyplot is None:
+        return images
+    room = MAX_IMAGES_BYTES
+    with suppress(Exception):  # the cell may have changed the module in any way
+        for number in pyplot.get_fignums()[:MAX_IMAGES]:
+            buffer = io.BytesIO()
+            with suppress(Exception):
+                pyplot.figure(number).savefig(buffer, format="png", bbox_inches="tight")
+                if len(image := buffer.getvalue()) <= room:
+                    images.append(image)
+                    room -= len(image)
+    with suppress(Exception):
+        pyplot.close("all")
+    return images
