@@ -73,7 +73,7 @@ class Sandbox(Worker):
 def client() -> Any:
     """A client not yet started."""
     from rocstar.sandbox.call import DaemonSettings, Isolation
-    from rocstar.sandbox.client.client import SandboxClient
+    from rocstar.sandbox.client import SandboxClient
 
     return SandboxClient(DaemonSettings(slots=2, preload=(), min_isolation=Isolation.L1))
 

@@ -25,8 +25,8 @@ from rocstar.cli.main import app
 from rocstar.cli.verbs.sandbox import _asked
 from rocstar.data.rows import read_rows
 from rocstar.errors import Unavailable
+from rocstar.sandbox import client
 from rocstar.sandbox.call import DaemonSettings
-from rocstar.sandbox.client import client
 from tests.sandbox.driver import eventually
 
 QUICK = [program for program in KNOWN if program.seconds == 5.0 and "1 s" not in program.name]

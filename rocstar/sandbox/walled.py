@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
-from rocstar.sandbox.walls import landlock, linux, plans, rootfs
+from rocstar.sandbox.walls import linux, plans, rootfs
 from rocstar.sandbox.walls.folders import remove as remove
 
 SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
@@ -70,7 +70,7 @@ def enter(channel: int, port: int, home: str, readable: Sequence[str]) -> None:
         follow_child()
         follow_child()  # called by the namespace's first process, which reaps orphans and ends last
         linux.drop_bounding_set()
-        landlock.confine((*rootfs.sources(), *readable), home, network=True)
+        rootfs.confine_files((*rootfs.sources(), *readable), home, network=True)
         if failed := plans.confine(private_files=False, own_files=False, slot=None, network=True):
             raise OSError(", ".join(failed))
         socket.send_fds(run, [b"."], [gateway.fileno()])

@@ -15,39 +15,39 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2113, 17),
-    "agents": (1140, 6),
+    "agents": (1124, 5),
     "analysis": (1783, 10),
-    "answers": (3507, 18),
-    "cli": (3336, 23),
-    "cluster": (846, 8),
-    "config": (2201, 11),
-    "data": (4417, 24),
-    "dialogue": (1845, 11),
-    "engines": (4478, 23),
+    "answers": (3522, 18),
+    "cli": (3341, 19),
+    "cluster": (836, 8),
+    "config": (2131, 10),
+    "data": (4387, 22),
+    "dialogue": (1854, 11),
+    "engines": (4525, 22),
     "errors": (53, 1),
-    "evaluation": (3461, 21),
-    "faults": (658, 4),
-    "forecast": (1995, 9),
-    "learning": (3452, 19),
-    "parts": (1739, 9),
+    "evaluation": (3418, 20),
+    "faults": (635, 4),
+    "forecast": (1990, 9),
+    "learning": (3451, 19),
+    "parts": (1754, 9),
     "protocols": (284, 1),
-    "record": (2970, 17),
-    "rollout": (1830, 12),
-    "run": (4639, 24),
-    "sandbox": (8653, 47),
-    "serving": (762, 6),
-    "support": (2102, 16),
-    "tools": (957, 7),
+    "record": (2967, 17),
+    "rollout": (1860, 12),
+    "run": (4575, 23),
+    "sandbox": (8636, 43),
+    "serving": (731, 6),
+    "support": (2092, 15),
+    "tools": (932, 7),
     "train": (210, 1),
     "types": (622, 1),
-    "view": (1904, 9),
+    "view": (1850, 9),
 }
-CLASSES, FUNCTIONS = 567, 4138
-LONGEST_CHAIN = 17
+CLASSES, FUNCTIONS = 567, 4106
+LONGEST_CHAIN = 14
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
-SIGNATURES_WITH_RECIPE = 25
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_780}
+SIGNATURES_WITH_RECIPE = 20
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_824}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rocstar.sandbox.daemon import watch
-from rocstar.sandbox.daemon.shortage import Shortages
-from rocstar.sandbox.daemon.watch import Forks
+from rocstar.sandbox.daemon.watch import Forks, Shortages
 from rocstar.sandbox.daemon.worker import Worker
 from rocstar.sandbox.walls.cgroups import ControlGroup
 

@@ -13,7 +13,7 @@ import pytest
 from rocstar.sandbox import container
 from rocstar.sandbox.call import ProgramOutcome, Response
 from rocstar.sandbox.daemon import watch
-from rocstar.sandbox.daemon.shortage import Shortages
+from rocstar.sandbox.daemon.watch import Shortages
 from tests.sandbox.driver import Daemon, eventually, group_of
 
 KILLED = Response(id="1", outcome=ProgramOutcome.SIGNAL, signal="SIGKILL")

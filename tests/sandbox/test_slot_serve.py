@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from rocstar.sandbox.call import SandboxDown
+from rocstar.sandbox.daemon.main import refuse_old_loop
 from rocstar.sandbox.slot import _fork  # type: ignore[attr-defined]
-from rocstar.sandbox.slot.zygote import LOOP, load
+from rocstar.sandbox.slot.zygote import LOOP
 from rocstar.sandbox.walls.plans import Inside, Walls
 from tests.sandbox.driver import Daemon, ended, eventually
 
@@ -80,10 +82,12 @@ def test_the_loop_refuses_to_run_where_it_would_kill_others() -> None:
 
 def test_where_the_loop_was_not_compiled_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, LOOP, None)
-    assert "install a C compiler and Python's headers, then install rocstar again" in load(())
+    with pytest.raises(SandboxDown, match="install a C compiler and Python's headers, then install rocstar again"):
+        refuse_old_loop()
 
 
 def test_a_loop_that_was_compiled_before_an_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(()) == ""
+    refuse_old_loop()
     monkeypatch.setattr(_fork, "source", _fork.source + 1)
-    assert load(()).endswith("was compiled from another version of _fork.c; install rocstar again")
+    with pytest.raises(SandboxDown, match=r"was compiled from another version of _fork\.c; install rocstar again"):
+        refuse_old_loop()

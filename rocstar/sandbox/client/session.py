@@ -27,7 +27,7 @@ from rocstar.sandbox.call import (
 )
 
 if TYPE_CHECKING:
-    from rocstar.sandbox.client.client import SandboxClient
+    from rocstar.sandbox.client import SandboxClient
 
 DEFAULT_PATIENCE = Call(id="", code="").patience_seconds
 NOT_RUN = (ProgramOutcome.REJECTED, *ServiceOutcome)

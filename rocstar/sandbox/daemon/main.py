@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ import socket
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
@@ -35,6 +37,7 @@ from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.pool import Pool, Pools
 from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.daemon.worker import ProgramRun
+from rocstar.sandbox.slot import zygote
 from rocstar.sandbox.slot.program import MOST_FILES
 from rocstar.sandbox.walls import cgroups, folders, plans
 from rocstar.sandbox.walls.cgroups import Groups
@@ -108,6 +111,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     loop = asyncio.get_running_loop()
     pools = Pools(settings, workdirs, groups)
     try:
+        refuse_old_loop()
         refuse_low_limits()
         bare = await pools.start(plans.PLANS[settings.skip_plans :])
         info = checked_info(pools, await failed_probes(pools, bare))
@@ -127,6 +131,20 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     await asyncio.wait((lost, gone, watching), return_when=asyncio.FIRST_COMPLETED)
     if not pools.plan.namespaces:
         watch.kill_all([worker.process for worker in pools.workers()])
+
+
+def refuse_old_loop() -> None:
+    """Raises SandboxDown unless the loop in C was compiled from its present source. Not done in a zygote, whose every
+    fork would copy the mappings of zlib."""
+    try:
+        loop = importlib.import_module(zygote.LOOP)
+    except ImportError as error:
+        advice = "install a C compiler and Python's headers, then install rocstar again"
+        raise SandboxDown(f"the sandbox's loop in C was not compiled ({error}); {advice}") from error
+    source = Path(zygote.__file__).with_name("_fork.c")  # a wheel has none
+    if source.exists() and crc32(source.read_bytes()) != getattr(loop, "source", None):
+        problem = f"the sandbox's loop in C was compiled from another version of {source.name}"
+        raise SandboxDown(f"{problem}; install rocstar again")
 
 
 def refuse_low_limits() -> None:

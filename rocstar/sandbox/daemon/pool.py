@@ -21,7 +21,6 @@ from typing import Any
 from rocstar.sandbox import container, launch
 from rocstar.sandbox.call import DaemonSettings, Isolation, SandboxDown
 from rocstar.sandbox.daemon import watch
-from rocstar.sandbox.daemon.shortage import Shortages
 from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.turns import Line
 from rocstar.sandbox.daemon.worker import Worker
@@ -218,7 +217,7 @@ class Pools:
         calls."""
         self.settings, self.workdirs, self.groups = settings, workdirs, groups
         self.plan = plans.PLANS[-1]
-        self.shortages = Shortages()
+        self.shortages = watch.Shortages()
         self.problems: list[str] = []
         """Reasons why stronger plans than the one in force could not be set up."""
         offered = tiers.offered(settings.preload)

@@ -7,6 +7,9 @@ them: before a process of the slot starts another process or a thread, the kerne
 `watch` checks calls that run for long and whose memory or processes nothing else limits. It does not see peaks
 shorter than LOOK_SECONDS: only the limits of each single process bound them. Not covered: memory in files of the
 working directory.
+
+`Shortages` tells when the machine, or its container, ran out of disk, memory or processes while a program ran. If the
+program failed, it might have ended otherwise, so its failure is no evidence about it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from rocstar.sandbox import container
+from rocstar.sandbox.call import ProgramOutcome, Response
 from rocstar.sandbox.walls.cgroups import GONE_SECONDS, HEADROOM_BYTES
+from rocstar.sandbox.walls.folders import FILE_BYTES
 
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
@@ -40,6 +46,7 @@ RECEIVE, SEND = 0xC0502100, 0xC0182101  # SECCOMP_IOCTL_NOTIF_RECV and _SEND
 CONTINUE = 1
 PAUSE_SECONDS = 0.005  # before a count, for those that may be started to appear
 COUNTING_SHARE = 0.1  # of the daemon's time that one slot may take by being counted
+FAILED = (ProgramOutcome.EXCEPTION, ProgramOutcome.EXIT_NONZERO)
 
 
 class Forks:
@@ -100,6 +107,50 @@ class Forks:
         self.loop.remove_reader(self.listener)
         os.close(self.listener)
         self.listener = -1
+
+
+class Shortages:
+    """How often the kernel has killed a process because memory ran out, and refused one. `look` must be called
+    regularly."""
+
+    def __init__(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        self.counts = container.kills(), container.refused_processes()
+
+    def blamed(self, response: Response, before: tuple[int, int], disk: str, *, lost: bool) -> str:
+        """A sentence on the resource that ran out and may have made this program fail; empty if none did. before:
+        `counts` when it began. disk: the folder on the machine's disk that the program could write to, or empty. lost:
+        whether the kernel may have killed a process of this call; a program that kills itself while another one exceeds
+        its limit has lost none."""
+        is_killed = response.signal == "SIGKILL" and not response.kill_reason  # not by the sandbox
+        if not is_killed and response.outcome not in FAILED:
+            return ""
+        if disk and not is_killed and is_full(disk):
+            return f"the disk of {disk} is full; free it, or use isolation L3"
+        self.look()
+        has_killed, has_refused = (now > then for now, then in zip(self.counts, before, strict=True))
+        if is_killed and lost and has_killed:
+            return (
+                "the kernel killed it because the machine or its container was out of memory, though the program kept "
+                "its limit; give the container more memory, or run fewer slots"
+            )
+        if not is_killed and has_refused:
+            return (
+                "the container has as many processes and threads as it may have; raise its limit (pids.max: Docker's "
+                "--pids-limit, Kubernetes' podPidsLimit), or run fewer slots"
+            )
+        return ""
+
+
+def is_full(folder: str) -> bool:
+    """Whether the folder's disk has less room than one program may write to a file."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems report 0 blocks
+        return no_room or (disk.f_files > 0 and not disk.f_favail)
+    return False
 
 
 async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable[[], None]]) -> None:

@@ -26,7 +26,6 @@ from msgspec import structs
 
 from rocstar.sandbox.call import Call, Limits, Response, fault
 from rocstar.sandbox.daemon import verdict, watch
-from rocstar.sandbox.daemon.shortage import Shortages
 from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.slot import channel
@@ -186,7 +185,7 @@ class Worker:
         slot: socket.socket,
         hello: Mapping[str, Any],
         group: ControlGroup,
-        shortages: Shortages,
+        shortages: watch.Shortages,
     ) -> None:
         """hello: the slot's first message. group: counts the memory of whole calls."""
         self.number, self.slot, self.group, self.shortages = number, slot, group, shortages

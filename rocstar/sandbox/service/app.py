@@ -101,8 +101,7 @@ class Application:
         self.service, self.metrics, settings = service, Metrics(service), service.settings
         # A page in the operator's browser can reach a loopback address under the page's own name (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
-        self.endpoints = native.ENDPOINTS | code_judge.ENDPOINTS | sandbox_fusion.ENDPOINTS
-        self.endpoints |= self.pages()
+        self.endpoints = native.ENDPOINTS | code_judge.ENDPOINTS | sandbox_fusion.ENDPOINTS | self.pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.requests += 1

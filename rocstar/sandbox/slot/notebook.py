@@ -96,7 +96,6 @@ class Notebook:
     def settle(self, execution: Execution) -> None:
         """After a cell: flush streams and set the limit of memory again; other effects of the cell stay."""
         program.flush_all()
-        execution.reserve.close()
         resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory + program.MEMORY_SLACK))
 
     def report(

@@ -11,36 +11,76 @@ import _thread
 import atexit
 import builtins
 import gc
+import importlib.util
 import io
 import linecache
-import mmap
 import os
 import resource
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
 from types import CodeType, GeneratorType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from rocstar.sandbox.slot import channel, files
 from rocstar.sandbox.slot.channel import MAX_MESSAGE, MAX_TYPE, MAX_VALUE_BYTES
-from rocstar.sandbox.slot.seeds import Seeder
 from rocstar.sandbox.walls.plans import Inside
 
 FILENAME = "<program>"
 FUTURE_FLAGS = 0x1FE0000  # those of a code object's flags that `from __future__` sets
 MAX_FRAMES = 1500  # the last ones; the usual recursion limit is 1,000, without one there may be a million
 MEMORY_ERROR_FRAMES = 20
-RESERVE_BYTES = 2**20  # of address space, freed first when a program has failed because memory ran out
-MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported after its program has ended
+MEMORY_SLACK = 32 * 2**20  # lets a failure be reported when its program has used up its memory
 MOST_FILES, FEWEST_FILES = 256, 32  # open at once
 WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # kernel memory: behind one descriptor; of a call, uncharged
+SEEDED = ("random", "numpy.random", "sympy.core.random")
+NUMPY_SEEDS = 2**32
 
 
 Limit = tuple[int, int, int]
 """Number of a resource, soft and hard limit."""
+
+
+class Seeder:
+    """Makes random numbers of programs with equal seeds equal: those of `random`, and of the global generators of numpy
+    and sympy; not those of generators that draw entropy from the system (`secrets`, `numpy.random.default_rng()`).
+
+    Seeds the loaded generators, and others when they are imported: it is a module finder that leaves the search to the
+    other finders. Created in the zygote after a tier's modules have been loaded."""
+
+    def __init__(self) -> None:
+        self.loaded = [sys.modules[name] for name in SEEDED if name in sys.modules]
+        self.awaited = {name for name in SEEDED if name not in sys.modules}
+        self.seed = 0
+        if self.awaited:
+            sys.meta_path.insert(0, self)
+
+    def reseed(self, seed: int) -> None:
+        self.seed = seed
+        for module in self.loaded:
+            self.seed_module(module)
+
+    def seed_module(self, module: Any) -> None:
+        module.seed(self.seed % NUMPY_SEEDS if module.__name__ == "numpy.random" else self.seed)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in self.awaited:
+            return None
+        self.awaited.remove(name)  # first, because the search below calls this method again
+        spec = importlib.util.find_spec(name)
+        if spec and spec.loader:
+            load = spec.loader.exec_module
+
+            def load_and_seed(module: ModuleType) -> None:
+                load(module)
+                self.loaded.append(module)
+                self.seed_module(module)
+
+            spec.loader.exec_module = load_and_seed  # type: ignore[method-assign]
+        return spec
 
 
 class Base(NamedTuple):
@@ -56,11 +96,7 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
     """Run the program and end the process. Standard streams are in place, stdin is empty, other descriptors closed."""
     status, process, folder = 1, os.getpid(), os.getcwd() if task.fetch else ""
     try:
-        enter(base, task.seed)
-        gc.freeze()  # so that objects not frozen at the end are the program's
-        cpu = max(1, -int(-task.cpu_seconds // 1))  # rounded up to the kernel's whole seconds
-        bounds = limits(base, task.memory_bytes, task.processes)
-        status = perform(task, control, (*bounds, (resource.RLIMIT_CPU, cpu, cpu + 1)))
+        status = perform(task, control, begin(task, base))
         finish()
         if task.fetch and os.getpid() == process:  # a process that the program forked may return here
             send_files(task.fetch, folder, control)
@@ -71,7 +107,8 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
 def send_files(paths: Sequence[str], folder: str, control: int) -> None:
     """After the program has ended. folder: the working directory, which the program may have left."""
     with suppress(OSError, ValueError):  # the program has closed control, or may not raise its memory limit
-        allow_slack()
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         os.closerange(control + 1, MOST_FILES)
         os.chdir(folder)
         found = files.read(paths)
@@ -91,18 +128,23 @@ def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int
     if os.getpid() == pid and (head := execution.head()):  # a process that the program forked does not report
         with suppress(OSError):  # the program has closed control
             channel.send_report(control, head, [execution.value or b""])
-    execution.reserve.close()
     return execution.status
 
 
 def warm_up(control: int, base: Base) -> None:
     """Do the steps of `main` in the zygote, which continues: limits are computed but not changed."""
     task = channel.receive(control)
-    base.seeder.reseed(task.seed)
-    bounds = limits(base, task.memory_bytes, task.processes)
-    perform(task, control, [(which, *resource.getrlimit(which)) for which, _, _ in bounds])
+    perform(task, control, [(which, *resource.getrlimit(which)) for which, _, _ in begin(task, base)])
     flush_all()
+    has_endings(gc.get_objects(0))
     linecache.cache.pop(FILENAME, None)
+
+
+def begin(task: channel.Program, base: Base) -> list[Limit]:
+    """The first steps of a program; the limits to set before its code runs."""
+    enter(base, task.seed)
+    cpu = max(1, -int(-task.cpu_seconds // 1))  # rounded up to the kernel's whole seconds
+    return [*limits(base, task.memory_bytes, task.processes), (resource.RLIMIT_CPU, cpu, cpu + 1)]
 
 
 def enter(base: Base, seed: int) -> None:
@@ -163,7 +205,8 @@ class Execution:
         self.dropped = 0
         self.failure: list[Any] | None = None
         self.status = 0
-        self.reserve = mmap.mmap(-1, RESERVE_BYTES)
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        self.all_memory = (hard, hard)  # made now, because there may be no memory for it later
 
     def run(self) -> None:
         try:
@@ -191,16 +234,14 @@ class Execution:
 
     def fail(self, error: BaseException) -> None:
         """Print the traceback; record type, message and line of the error."""
-        self.reserve.close()
         self.status = 1
-        out_of_memory = isinstance(error, MemoryError)
+        with suppress(ValueError, OSError):  # the program has lowered its limit for good
+            resource.setrlimit(resource.RLIMIT_AS, self.all_memory)
         with suppress(MemoryError):
-            if out_of_memory:
-                allow_slack()
-            self.failure = explained(error, MEMORY_ERROR_FRAMES if out_of_memory else MAX_FRAMES)
+            frames = MEMORY_ERROR_FRAMES if isinstance(error, MemoryError) else MAX_FRAMES
+            self.failure = explained(error, frames)
             return
         error.__traceback__ = error.__context__ = error.__cause__ = None  # frees the objects on the program's stack
-        allow_slack()
         write_stderr("MemoryError\n")
         self.failure = ["MemoryError", "", None]
 
@@ -248,11 +289,6 @@ def compiled_by_tree(code: str, name: str) -> tuple[CodeType, CodeType | None]:
 def hidden_by_semicolon(code: str, last: ast.Expr) -> bool:
     line = code.encode("utf-8", "surrogatepass").split(b"\n")[(last.end_lineno or 1) - 1]
     return line[last.end_col_offset or 0 :].lstrip().startswith(b";")
-
-
-def allow_slack() -> None:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def explained(error: BaseException, frames: int) -> list[Any]:
@@ -317,12 +353,17 @@ def finalize() -> None:
     """Flush files that the program left open, run `__del__` methods and end generators of its remaining objects.
     Skipped if it has no such objects, because a collection takes 0.4 ms."""
     objects = gc.get_objects()
-    if any(kind is GeneratorType or hasattr(kind, "__del__") for kind in set(map(type, objects))):
+    if has_endings(objects):
         # First, because a collection may close a file whose buffer is not empty.
         flush(*(each for each in objects if issubclass(type(each), WRITERS)))
         del objects
         sys.modules.pop("__main__", None)
         gc.collect()  # functions and their module reference each other
+
+
+def has_endings(objects: Sequence[object]) -> bool:
+    """Whether one of them does something when it is deleted."""
+    return any(kind is GeneratorType or hasattr(kind, "__del__") for kind in set(map(type, objects)))
 
 
 def flush_all() -> None:

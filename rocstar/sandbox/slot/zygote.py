@@ -20,11 +20,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
-from zlib import crc32
 
-from rocstar.sandbox.slot import channel, notebook, program, seeds, tiers
+from rocstar.sandbox.slot import channel, notebook, program, tiers
 from rocstar.sandbox.slot.program import Base
 from rocstar.sandbox.walls import linux, plans
 from rocstar.sandbox.walls.folders import FILE_BYTES
@@ -70,13 +68,13 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     del sys.argv[1:]
     with program.own_streams():
         problem = load(settings["preload"])
-        seeder = seeds.Seeder()
+        seeder = program.Seeder()
+        gc.collect()  # before the warm-up, because it empties the interpreter's lists of free objects
         warm_up(Base(0, plans.Inside(True, True), seeder))
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
         return
     loop = importlib.import_module(LOOP)
-    gc.collect()
     gc.freeze()
     with open("/proc/self/statm") as file:  # in use before any program; limits are added to it
         memory = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -85,6 +83,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     if slot is not None:
         connection, walls = slot
         os.environ["HOME"] = os.environ["TMPDIR"] = walls.workdir
+        gc.freeze()  # so that objects not frozen at the end of a program are its own
         run_payload(loop.serve(connection, walls), Base(memory, walls.inside, seeder))
 
 
@@ -106,15 +105,6 @@ def run_payload(control: int, base: Base) -> NoReturn:
 
 def load(preload: Sequence[str]) -> str:
     """Import the modules; a sentence about the first failure, else ""."""
-    try:
-        loop = importlib.import_module(LOOP)
-    except ImportError as error:
-        advice = "install a C compiler and Python's headers, then install rocstar again"
-        return f"the sandbox's loop in C was not compiled ({error}); {advice}"
-    source = Path(__file__).with_name("_fork.c")  # a wheel has none
-    if source.exists() and crc32(source.read_bytes()) != getattr(loop, "source", None):
-        return f"the sandbox's loop in C was compiled from another version of {source.name}; install rocstar again"
-    repeat_interrupted_forks()
     for name in COMMON.split():
         importlib.import_module(name)
     for name in preload:
@@ -230,6 +220,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     send_hello(connection, walls=walls)
     if walls.forks >= 0:
         os.close(walls.forks)
+        repeat_interrupted_forks()
     return connection, walls
 
 

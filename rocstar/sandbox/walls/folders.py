@@ -3,7 +3,6 @@ that a program made in it. Also the locks that distinguish folders of running da
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import stat
@@ -100,6 +99,8 @@ def make_locked(folder: Path) -> int:
 
 def try_lock(folder: Path) -> int | None:
     """The descriptor that now holds the folder's lock; None if another process holds it or the folder is gone."""
+    import fcntl  # not in a zygote, whose every fork would copy its mappings
+
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, NoReturn
 
-from rocstar.sandbox.walls import landlock, linux, rootfs, seccomp
+from rocstar.sandbox.walls import linux, rootfs, seccomp
 from rocstar.sandbox.walls.folders import WorkFolder
 
 NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
@@ -208,11 +208,11 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
     if is_apart:
         become(user)
     forks, unlimited = process_limit(inside)
-    is_scoped = plan is CONFINED and landlock.confine(rootfs.sources(), folder.path)
+    is_scoped = plan is CONFINED and rootfs.confine_files(rootfs.sources(), folder.path)
     failed = confine(private_files=False, own_files=not is_apart, slot=os.getpid() if is_apart else None)
     if plan is CONFINED and failed:
         raise OSError("the system-call filter could not be loaded")
-    confine_signals = landlock.scope_signals if is_scoped else None if failed else seccomp.deny_signals
+    confine_signals = rootfs.scope_signals if is_scoped else None if failed else seccomp.deny_signals
     lacking = {"no_disk_quota": True, "same_user": not is_apart, "orphans_survive": walls.children < 0}
     missing = (*unlimited, *(name for name, lacks in lacking.items() if lacks))
     inside = inside._replace(confine_signals=confine_signals)

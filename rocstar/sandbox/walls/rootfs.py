@@ -1,17 +1,20 @@
-"""The file system that a slot with namespaces sees: the interpreter and system libraries read-only, and one small
-tmpfs to work in, which the keeper replaces by a fresh one between calls.
+"""The files that a slot can reach: with namespaces a file system of its own, which has the interpreter and system
+libraries read-only, and one small tmpfs to work in, which the keeper replaces by a fresh one between calls; without
+them the rules of Landlock, which a process sets for itself.
 
-Nothing in it carries state from one call to the next: the tmpfs restarts its inode numbers and ignores access times,
-and files shared with the machine (libraries, devices) are mounted read-only, so that no mode, owner or time can be set
-there. Not here: working folders of slots without namespaces (`folders`).
+Nothing in that file system carries state from one call to the next: the tmpfs restarts its inode numbers and ignores
+access times, and files shared with the machine (libraries, devices) are mounted read-only, so that no mode, owner or
+time can be set there. Not here: working folders of slots without namespaces (`folders`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
+import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +35,17 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 COPIED = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime")
 READ_ONLY = linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+
+# Of Landlock.
+GET_VERSION = 1  # flag: return the ABI version instead of making a ruleset
+PATH_BENEATH = 1  # kind of rule
+EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+ABI1_ACCESS = (1 << 13) - 1
+ACCESS_OF_ABI = {1: ABI1_ACCESS, 2: ABI1_ACCESS | 1 << 13, 3: ABI1_ACCESS | 1 << 13 | 1 << 14}
+IOCTL_DEVICE = 1 << 15  # since ABI 5
+TCP = 3  # bind and connect, since ABI 4
+SCOPES = 3  # abstract sockets and signals, since ABI 6
+LIBRARY_CACHES = ("/etc/ld.so.cache", "/etc/localtime")
 
 
 def package_folders() -> list[str]:
@@ -137,3 +151,58 @@ def make_etc(home: str) -> None:
     for path in COPIED:
         with suppress(OSError):  # optional: libraries have default folders
             Path(path).write_bytes(Path(OLD + path).read_bytes())
+
+
+def confine_files(readable: Sequence[str], workdir: str, *, network: bool = False) -> bool:
+    """By Landlock, allow this process and all it starts to read and execute below `readable`, all access below
+    `workdir`, nothing elsewhere; no TCP (ABI 4), unless it has its own `network`. Returns True if it cannot signal
+    others either (ABI 6). Raises OSError if the kernel has no Landlock."""
+    abi = landlock_version()
+    access = ACCESS_OF_ABI[min(abi, 3)] | (IOCTL_DEVICE if abi >= 5 else 0)
+    ruleset = make_ruleset(access, TCP if abi >= 4 and not network else 0, SCOPES if abi >= 6 else 0)
+    for path in readable:
+        permit(ruleset, path, READ_FILE | EXECUTE | (READ_FOLDER if os.path.isdir(path) else 0))
+    for path in LIBRARY_CACHES:
+        permit(ruleset, path, READ_FILE)
+    for name in DEVICES:
+        permit(ruleset, f"/dev/{name}", READ_FILE | WRITE_FILE)
+    permit(ruleset, workdir, access)
+    restrict(ruleset)
+    return abi >= 6
+
+
+def scope_signals() -> None:
+    """From now on, signals reach only what this process starts."""
+    restrict(make_ruleset(0, 0, SCOPES))
+
+
+def restrict(ruleset: int) -> None:
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+    linux.syscall(linux.LANDLOCK_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint(0), what="landlock_restrict_self")
+    os.close(ruleset)
+
+
+def landlock_version() -> int:
+    """Version of the kernel's Landlock ABI. Raises OSError if there is none."""
+    null = ctypes.c_void_p(None)
+    size, flag = ctypes.c_size_t(0), ctypes.c_uint(GET_VERSION)
+    return linux.syscall(linux.LANDLOCK_CREATE_RULESET, null, size, flag, what="landlock")
+
+
+def make_ruleset(files: int, network: int, scopes: int) -> int:
+    """A ruleset's descriptor. Fields that the kernel does not know are zero, which it accepts."""
+    attributes = (ctypes.c_uint64 * 3)(files, network, scopes)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    return linux.syscall(linux.LANDLOCK_CREATE_RULESET, attributes, size, ctypes.c_uint(0), what="landlock ruleset")
+
+
+def permit(ruleset: int, path: str, access: int) -> None:
+    """A path that does not exist needs no rule."""
+    try:
+        parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    rule = ctypes.c_char_p(struct.pack("=Qi", access, parent))  # the kernel's landlock_path_beneath_attr
+    arguments = ctypes.c_int(ruleset), ctypes.c_int(PATH_BENEATH), rule, ctypes.c_uint(0)
+    linux.syscall(linux.LANDLOCK_ADD_RULE, *arguments, what=f"landlock rule for {path}")
+    os.close(parent)
