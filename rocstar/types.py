@@ -251,8 +251,8 @@ class EngineLoad:
     lost: int = 0
     """For a fleet: how often one of its engines was taken out."""
     standing: frozenset[str] = frozenset()
-    """For a fleet: ids of the requests whose engine has made no progress since the last look; also those that wait for
-    an engine, if no engine with work has made progress."""
+    """For a fleet: ids of the requests whose engine has made no progress since the last look, or whose next look is
+    late; also those that wait for an engine, if no engine with work has made progress."""
     keeps_idle: bool = False
     """Whether sessions that wait for their next request keep their cache when other requests come."""
 

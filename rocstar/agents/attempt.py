@@ -25,10 +25,11 @@ from rocstar.dialogue.template import prompt_of
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool
 from rocstar.rollout.collect import Roller
+from rocstar.rollout.fleet import LATE_SECONDS
 from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, Trajectory, Turn, seed_for, spans_of
 
 T = TypeVar("T")
-FIRST_LOOK_SECONDS = 1.5  # after a request was given up: the fleet has looked at its engines by then
+FIRST_LOOK_SECONDS = LATE_SECONDS  # after a request was given up: the fleet has looked since, or knows it is late
 LOOK_SECONDS = 0.1  # between two checks for progress on a request that an agent has given up
 
 

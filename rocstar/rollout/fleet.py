@@ -29,6 +29,7 @@ from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, wit
 FAILURES = 3  # in a row, before an engine is taken out: one may be the request's fault, hardly three
 TRIES = 10  # of one turn; so many failures are not chance: the turn itself must break engines
 TICK_SECONDS = 1.0  # between two looks at the engines; much shorter than any patience, much longer than a look takes
+LATE_SECONDS = 1.5  # since the last look: what happened before a time that is so long ago may not have been looked at
 FIRST_PAUSE = 0.5  # seconds before the first probe of an engine that was taken out; doubles with each
 LONGEST_PAUSE = 15.0
 DOUBLINGS = 10
@@ -69,6 +70,7 @@ class Fleet:
         self._weights: Weights | None = None
         self._version = max((member.version for member in self._members.values()), default=0)
         self._idle_looks = self._lost = 0
+        self._looked = 0.0
         self._assigning = False
         self._watching = False
         self._back = asyncio.Event()
@@ -90,7 +92,7 @@ class Fleet:
         if turn.session.turns[0] is turn:
             self._ask(turn)
         if not self._watching:
-            self._watching = True
+            self._watching, self._looked = True, time.monotonic()
             self._start(self._watch())
         try:
             return await turn.answer
@@ -420,6 +422,7 @@ class Fleet:
             while self._turns:
                 await asyncio.sleep(TICK_SECONDS)
                 await self._awake.wait()
+                self._looked = time.monotonic()
                 for member in [member for member in self._members.values() if member.up]:
                     progress, before = member.progress(), member.seen
                     member.seen = progress
@@ -433,8 +436,9 @@ class Fleet:
             self._watching = False
 
     def _standing(self) -> frozenset[str]:
+        is_late = time.monotonic() - self._looked > LATE_SECONDS
         at_work = {member for member in self._members.values() if member.up and member.turns}
-        standing = {member for member in at_work if member.progress() == member.seen}
+        standing = {member for member in at_work if is_late or member.progress() == member.seen}
         if not standing:
             return frozenset()  # the usual case, kept cheap: every request of an agent reads the load
         return frozenset(

@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2113, 17),
-    "agents": (1124, 5),
+    "agents": (1125, 5),
     "analysis": (1783, 10),
     "answers": (3522, 18),
     "cli": (3341, 19),
@@ -32,7 +32,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "parts": (1754, 9),
     "protocols": (284, 1),
     "record": (2967, 17),
-    "rollout": (1860, 12),
+    "rollout": (1864, 12),
     "run": (4575, 23),
     "sandbox": (8636, 43),
     "serving": (731, 6),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 14
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_824}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_825}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
