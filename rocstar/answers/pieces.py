@@ -38,7 +38,7 @@ _LOGIC = re.compile(r"\\(?:vee|wedge|lor|land)(?![A-Za-z])|[<>]|\\(?:leq?|geq?|l
 _STATED = re.compile(rf"=|\\(?:in|cup)(?![A-Za-z])|{_LOGIC.pattern}")
 _RELATION = re.compile(r"(\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?)")
 _BARS = re.compile(r"\||\\[lr]?vert(?![A-Za-z])")
-_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_NAME = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu))(?:_\{?(\w+))?(?![A-Za-z])")
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\w\}?|[fghyp]\([a-z]\)")
 _LABELLED = re.compile(r"\s*([A-Za-z])(?:_\{?\w+\}?)?\s*=\s*([^=]+)")
 _LABEL = re.compile(r"^[A-Za-z]\w?(?:_\{?\w+\}?)?$")
@@ -117,9 +117,9 @@ def as_interval(text: str) -> str:
 def beside_bars(text: str, other: str) -> str:
     """`1 < x < 3` -> `(1,3)` beside `|x - 2| < 1`, since math-verify solves that for an interval alone; any other text
     unchanged. The letter z may be complex, where bars mean no interval."""
-    names, others = (set(_LETTER.findall(each)) for each in (text, other))
+    names, others = (set(_NAME.findall(each)) for each in (text, other))
     solves = _BARS.search(other) and _RELATION.search(other) and not _BARS.search(text)
-    return as_interval(text) if solves and names == others and "z" not in names else text
+    return as_interval(text) if solves and names == others and "z" not in dict(names) else text
 
 
 def _both(parts: list[str]) -> str | None:

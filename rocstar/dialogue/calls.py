@@ -174,8 +174,8 @@ def value_at(text: str, start: int | None = None, size: int = 4096) -> tuple[Any
         complaint = TOO_DEEP
     except json.JSONDecodeError as error:
         complaint, end = str(error), len(piece) if error.msg.startswith("Unterminated") else error.pos
-    except ValueError as error:  # an integer of thousands of digits
-        complaint = str(error)
+    except ValueError as error:  # an integer of thousands of digits, or the beginning of such a fraction
+        complaint, end = str(error), len(piece)
     if start is not None and end > len(piece) - LONGEST_WORD and start + size < len(text):
         return value_at(text, start, 4 * size)
     return value, len(text) if complaint else (start or 0) + end, complaint

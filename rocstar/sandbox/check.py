@@ -27,9 +27,14 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "processes": (1, 1024),
 }
 """Smallest and largest value of each field of `Limits`."""
-OWN = {"processes": (resource.RLIMIT_NPROC, "u", 2), "memory_bytes": (resource.RLIMIT_AS, "v", 2**30)}
-"""Fields of `Limits` that a hard limit of this user bounds: which, its letter for `ulimit`, and what the kernel counts
-of ours besides: processes of a slot; addresses, at most, of Python and the modules that a tier has loaded."""
+OWN = {
+    "cpu_seconds": (resource.RLIMIT_CPU, "t", 1),
+    "processes": (resource.RLIMIT_NPROC, "u", 2),
+    "memory_bytes": (resource.RLIMIT_AS, "v", 2**30),
+}
+"""Fields of `Limits` that a hard limit of this user bounds: which, its letter for `ulimit`, and what ours takes
+besides: the second after a program's last; processes of a slot; addresses, at most, of Python and the modules that a
+tier has loaded."""
 START_BYTES = 2 * 2**20  # memory that a process takes before its program runs
 INPUT_COPIES = 2  # copies of a program's text, standard input and files in its process while it starts
 MAX_PATIENCE_SECONDS = 10**9

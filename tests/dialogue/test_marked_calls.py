@@ -177,6 +177,11 @@ def test_a_call_that_is_no_json_costs_its_own_length_and_not_that_of_the_text(
     assert len(SYNTAXES[name].parse(f"{broken}<|call|>" * 1000)) == 1000 and max(sizes) <= 4096 < len(broken) * 1000
 
 
+def test_a_fraction_that_begins_with_more_digits_than_an_integer_may_have_is_read() -> None:
+    text = "1" * 20_000 + "e-20000"
+    assert calls.value_at(text, 0) == (1 / 9, len(text), None)
+
+
 def name_of(syntax: Syntax) -> str:
     return next(name for name, one in SYNTAXES.items() if one is syntax)
 

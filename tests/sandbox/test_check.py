@@ -203,7 +203,7 @@ def test_program_and_service_outcomes_share_no_name() -> None:
     assert not {*ProgramOutcome} & {*ServiceOutcome}
 
 
-@pytest.mark.parametrize(("name", "hard"), [("processes", 100), ("memory_bytes", 2**31)])
+@pytest.mark.parametrize(("name", "hard"), [("processes", 100), ("memory_bytes", 2**31), ("cpu_seconds", 300)])
 def test_limits_beyond_those_of_this_user_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, hard: int) -> None:
     which, _, own = check.OWN[name]
     monkeypatch.setattr("resource.getrlimit", lambda asked: (hard, hard) if asked == which else (-1, -1))

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
+from resource import RLIMIT_AS, setrlimit  # where a program may have replaced them
 from types import CodeType, GeneratorType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
@@ -235,8 +236,10 @@ class Execution:
     def fail(self, error: BaseException) -> None:
         """Print the traceback; record type, message and line of the error."""
         self.status = 1
-        with suppress(ValueError, OSError):  # the program has lowered its limit for good
-            resource.setrlimit(resource.RLIMIT_AS, self.all_memory)
+        try:  # noqa: SIM105, for which there may be no memory
+            setrlimit(RLIMIT_AS, self.all_memory)
+        except (ValueError, OSError):
+            pass  # the program has lowered its limit for good
         with suppress(MemoryError):
             frames = MEMORY_ERROR_FRAMES if isinstance(error, MemoryError) else MAX_FRAMES
             self.failure = explained(error, frames)
