@@ -124,8 +124,8 @@ class RunFolder:
         if (Path(name) / "run.json").is_file():
             return cls(name)
         exact = [run for run in runs if run.name == name]
-        if not exact and name and (Path(base) / name).is_dir():  # of another user, or without its run.json
-            return cls.open(Path(base) / name)
+        if not exact and Path(name).name == name != "" and (Path(base) / name).is_dir():
+            return cls.open(Path(base) / name)  # of another user, or without its run.json
         matches = exact or [run for run in runs if run.name.startswith(name)]
         if len(matches) == 1:
             return matches[0]
