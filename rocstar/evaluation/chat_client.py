@@ -139,7 +139,7 @@ class ChatClient:
             answer = msgspec.json.decode(response.content, type=_Answer)
             choice = answer.choices[0]
         except (msgspec.DecodeError, IndexError) as error:
-            raise EngineUnavailable(f"{self.url} gave an invalid answer ({error})") from error
+            raise EngineUnavailable(f"{self.url} gave an invalid answer ({error}): {response.text[:300]}") from error
         refuse_broken_off(choice.finish_reason)
         self._answers_as = self._answers_as or answer.model
         if answer.model and answer.model != self._answers_as:

@@ -123,6 +123,7 @@ async def test_arguments_that_are_no_object_are_a_failed_call(arguments: str, to
 async def test_counts_that_cannot_be_are_a_fault_of_the_endpoint(tokens: int) -> None:
     made, _, _ = await attempted(lambda body: text(ANSWER, tokens=tokens))
     assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "an invalid answer" in made.fault
+    assert f'"completion_tokens": {tokens}' in made.fault  # what was answered, as of a status 200 with an error
 
 
 @pytest.mark.parametrize(
