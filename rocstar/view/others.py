@@ -266,7 +266,8 @@ def _read(row: Fields, ending: str) -> Iterator[Fields]:
         for fields, columns in made(row):
             yield _attempt(writer, fields, columns)
     except KeyError as missing:
-        raise DataError(f"{missing.args[0]}: it is missing, and {writer} writes it in {ending} files") from None
+        known = f"{writer} or verifiers" if ending == ".jsonl" else writer
+        raise DataError(f"{missing.args[0]}: it is missing, and {ending} files are read as those of {known}") from None
 
 
 def _attempt(writer: str, fields: Fields, columns: Fields) -> Fields:
