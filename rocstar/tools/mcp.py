@@ -17,27 +17,29 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from tempfile import TemporaryFile
 from typing import Any
 
 import mcp
+from anyio import create_memory_object_stream, create_task_group
 from jsonschema.validators import validator_for
 from mcp.client._transport import TransportStreams
 from mcp.client.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp.types import INVALID_PARAMS
+from mcp.shared.message import SessionMessage
+from mcp.types import INVALID_PARAMS, jsonrpc_message_adapter
 
 from rocstar.errors import Unavailable, first_line
 from rocstar.protocols import Tool, ToolSpec
 from rocstar.sandbox.call import Limits
 from rocstar.support import tree
-from rocstar.support.processes import words_of
+from rocstar.support.processes import process_group, words_of
 from rocstar.tools.arguments import bad_call, ran_here, schema_arguments
 from rocstar.types import Status, ToolCall, ToolResult
 
@@ -45,10 +47,11 @@ SHARED = "mcp-shared"
 START_SECONDS = 60.0  # until a server has listed its tools; npx and uvx first fetch it
 PROBE_SECONDS = 2.0  # for the list of a server that runs
 ENDED = "the server was ended: the state of earlier calls is lost\n"
-MOST_ERRORS = 1 << 20  # bytes of what a server writes on stderr that stay on the disk
-CLOSE_SECONDS = 10.0  # for the whole shutdown; one at a URL may never answer the end of its session
+END_SECONDS = 2.0  # for a server to end by itself once its input is closed
+CLOSE_SECONDS = 5 * END_SECONDS  # for the whole shutdown; one at a URL may never answer the end of its session
+MAX_LINE = 64 * 2**20  # bytes of one message
 Specs = tuple[ToolSpec, ...]
-NO_ANSWER = "it wrote a line that is not a JSON-RPC message"
+NO_ANSWER = "it wrote a line that is not a JSON-RPC message, or that answers no request"
 
 
 def mcp_tools(name: str, limits: Limits) -> Callable[[], Sequence[Tool]]:
@@ -167,15 +170,13 @@ class _Connection:
         self.retired = False  # then it ends with its last user
         self.begun = asyncio.Event()
         self.failed: Unavailable | None = Unavailable(f"{server.said} was closed before it had started")
-        self._server = server
+        self._server, self._errors = server, b""
         self.users = self._garbled = 0
         self.task = asyncio.create_task(self._live(tuple(server.made)))
 
     async def answer(self, call: ToolCall) -> tuple[Status, str]:
         """Raises Unavailable."""
-        garbled, written = self._garbled, os.fstat(self._errors.fileno())
-        if written.st_blocks * 512 > MOST_ERRORS:
-            os.ftruncate(self._errors.fileno(), 0)  # the server goes on at its own place, behind a hole
+        garbled = self._garbled
         try:
             async with asyncio.timeout(self._server.limits.wall_seconds) as limit:
                 answer = await self._client.call_tool(call.tool, dict(call.arguments))
@@ -214,51 +215,75 @@ class _Connection:
         return specs
 
     async def _live(self, calls_made: Sequence[ToolCall]) -> None:
-        with TemporaryFile("w") as self._errors:
-            try:
-                async with AsyncExitStack() as stack:
-                    async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
-                        transport = self._server.url or self._started()
-                        client = Client(transport, cache=None, message_handler=self._told)
-                        self._client = await stack.enter_async_context(client)
-                        await self.specs()
-                    for call in calls_made:
-                        await self.answer(call)
-                    self.failed = None
-                    self.begun.set()
-                    await asyncio.Event().wait()
-            except Exception as error:  # as above; an error at its end concerns no call
-                late = TimeoutError(f"it did not list its tools within {START_SECONDS:g} s")
-                self.failed = self._outage(late if limit.expired() else error)
-            finally:
-                self.retired = True
+        try:
+            async with AsyncExitStack() as stack:
+                async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
+                    transport = self._server.url or self._started()
+                    self._client = await stack.enter_async_context(Client(transport, cache=None))
+                    await self.specs()
+                for call in calls_made:
+                    await self.answer(call)
+                self.failed = None
                 self.begun.set()
+                await asyncio.Event().wait()
+        except Exception as error:  # as above; an error at its end concerns no call
+            late = TimeoutError(f"it did not list its tools within {START_SECONDS:g} s")
+            self.failed = self._outage(late if limit.expired() else error)
+        finally:
+            self.retired = True
+            self.begun.set()
 
-    def _started(self) -> AbstractAsyncContextManager[TransportStreams]:
-        """A server on stdin and stdout."""
-        program, *arguments = tree.command(*self._server.command)  # its children would keep the pipes open
-        given = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
-        return stdio_client(given, self._errors)
+    @asynccontextmanager
+    async def _started(self) -> AsyncIterator[TransportStreams]:
+        """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
+        to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
+        to_server, from_client = create_memory_object_stream[SessionMessage]()
+        request_ids: set[str] = set()
+        pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
+        words = tree.command(*self._server.command)  # its children would keep the pipes open
+        async with process_group(*words, ends=signal.SIGTERM, **pipes) as process:
+            assert process.stdin and process.stdout and process.stderr
+            stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
 
-    async def _told(self, message: object) -> None:
-        self._garbled += isinstance(message, Exception)  # a line that is no message
+            async def read() -> None:
+                async with to_client:
+                    async for line in stdout:
+                        with suppress(ValueError):
+                            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                            if hasattr(message, "method") or str(message.id) in request_ids:
+                                await to_client.send(SessionMessage(message))
+                                continue
+                        self._garbled += 1
+
+            async def read_errors() -> None:
+                while some := await stderr.read(4096):
+                    self._errors = (self._errors + some)[-4096:]
+
+            async def write() -> None:
+                async for sent in from_client:
+                    request_ids.add(str(getattr(sent.message, "id", "")))
+                    stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    await stdin.drain()
+
+            async with from_server, to_server, from_client, create_task_group() as pumps:
+                for pump in (read, read_errors, write):
+                    pumps.start_soon(pump)
+                try:
+                    yield from_server, to_server
+                finally:
+                    stdin.close()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), END_SECONDS)
+                    pumps.cancel_scope.cancel()
 
     def _outage(self, error: BaseException) -> Unavailable:
         while isinstance(error, BaseExceptionGroup):  # of the client's tasks
             error = error.exceptions[0]
         if isinstance(error, Unavailable):
             return error
-        last = self._last_words()
+        last = self._errors.decode(errors="replace").strip().rpartition("\n")[2][:200]
         wrote = f"; it last wrote: {last}" if last else ""
         return Unavailable(f"{self._server.said} can't be asked: {first_line(error)}{wrote}")
-
-    def _last_words(self) -> str:
-        """On stderr."""
-        if self._errors.closed:
-            return ""
-        file = self._errors.fileno()
-        said = os.pread(file, 4096, max(0, os.fstat(file).st_size - 4096))  # a seek would move the server's place
-        return said.decode(errors="replace").strip().rpartition("\n")[2].lstrip("\0")[:200]
 
 
 def _spec(tool: mcp.Tool) -> ToolSpec:

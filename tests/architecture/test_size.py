@@ -37,17 +37,17 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "sandbox": (8644, 43),
     "serving": (731, 6),
     "support": (2092, 15),
-    "tools": (932, 7),
+    "tools": (957, 7),
     "train": (210, 1),
     "types": (622, 1),
     "view": (1851, 9),
 }
-CLASSES, FUNCTIONS = 567, 4106
+CLASSES, FUNCTIONS = 567, 4107
 LONGEST_CHAIN = 14
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_833}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_835}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

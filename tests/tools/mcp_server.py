@@ -56,7 +56,6 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
         os._exit(1)
     if name == "count":
         count += 1
-        print("noise\n" * 20_000, file=sys.stderr, flush=True)
         return {"result": text(str(count))}
     if "python" in FLAGS:
         out = io.StringIO()
@@ -76,6 +75,9 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
         time.sleep(60)
     if code == "garble":
         print('{"jsonrpc": "2.0", "id": 4, "res', flush=True)
+        return None
+    if code == "other id":
+        print(json.dumps({"jsonrpc": "2.0", "id": 999, "result": text("42")}), flush=True)
         return None
     if code == "half":
         return {"result": {"content": "no list"}}

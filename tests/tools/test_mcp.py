@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import socket
 import subprocess
@@ -158,15 +157,9 @@ def test_a_run_whose_server_had_children_ends_without_a_word(tmp_path: Path) -> 
     assert nothing_runs(tmp_path)
 
 
-async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_calls_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mcp, "MOST_ERRORS", 0)
-    own: Any = tools_of(scripted(tmp_path)).own()
+async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_calls_left(tmp_path: Path) -> None:
+    own = tools_of(scripted(tmp_path)).own()
     assert [await counted(own), await counted(own)] == ["1", "2"]
-    await called(own[0], code="1 / 0")
-    errors = own[0]._server._connections[-1]._errors.fileno()
-    assert os.fstat(errors).st_blocks == 0, "what a server writes on stderr fills no disk"
     (tmp_path / "dies").touch()
     assert await counted(own) == "3"
     with pytest.raises(Unavailable, match="it last wrote: the last words"):
@@ -178,7 +171,8 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_ca
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("garble", "wrote a line that is not a JSON-RPC message"),
+        ("garble", "wrote a line that is not a JSON-RPC message, or that answers no request"),
+        ("other id", "wrote a line that is not a JSON-RPC message, or that answers no request"),
         ("half", "validation error for CallToolResult"),
         ("error-32603", "it says no"),
         ("error0", "it says no"),
