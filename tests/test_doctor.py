@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocstar.cli.main import run
-from rocstar.cli.verbs import analyze, doctor, sandbox, serve
+from rocstar.cli.verbs import doctor, sandbox, serve, view
 from rocstar.cli.verbs.doctor import State, findings
 from rocstar.sandbox import container
 from rocstar.support import exits
@@ -76,7 +76,7 @@ def test_a_port_that_is_taken_is_named_with_the_command_that_listens_there(monke
 
 
 def test_the_ports_that_are_tried_are_those_that_the_commands_take() -> None:
-    given = {"sandbox serve": sandbox.serve, "serve": serve.serve, "view": analyze.view}
+    given = {"sandbox serve": sandbox.serve, "serve": serve.serve, "view": view.view}
     taken = {signature(verb).parameters["port"].default: f"rocstar {name}" for name, verb in given.items()}
     assert taken == doctor.PORTS
 

@@ -26,6 +26,7 @@ from rocstar.cli.verbs import (
     data,
     doctor,
     evaluate,
+    faults,
     model,
     plan,
     recipes,
@@ -35,6 +36,7 @@ from rocstar.cli.verbs import (
     simulate,
     sweep,
     tool,
+    view,
 )
 from rocstar.cli.verbs import runs as run_verbs
 from rocstar.cli.verbs.common import STYLE, AsJson, Settings, print_json, stop, stoppable, tell_next
@@ -220,14 +222,14 @@ def sft(
 
 # In the order of the help page: a first run, looking at it, talking to it, then what is needed now and then.
 app.command(name="eval")(evaluate.evaluate)
-app.command()(analyze.view)
+app.command()(view.view)
 app.command()(serve.chat)
 app.command()(serve.serve)
 app.command()(evaluate.compare)
 app.command()(analyze.analyze)
 app.command()(replay.replay)
 app.command()(doctor.doctor)
-app.command()(doctor.faults)
+app.command()(faults.faults)
 app.command()(sweep.sweep)
 app.command()(plan.plan)
 app.command()(simulate.simulate)

@@ -252,7 +252,7 @@ class ProcessEngine:
         self._writer = None
         for waiter in self._asked.values():
             if not waiter.done():
-                waiter.set_exception(EngineUnavailable(f"the engine process {self._ended}"))
+                waiter.set_exception(self._gone())
 
     def _hear(self, message: FromChild) -> None:
         if isinstance(message, LoadReport):
@@ -268,7 +268,7 @@ class ProcessEngine:
 
     async def _call(self, message: OpenEngine | Generate | TakeWeights | Sleep) -> EngineAnswer:
         if self._writer is None:
-            raise EngineUnavailable(f"the engine process {self._ended}")
+            raise self._gone()
         waiter: asyncio.Future[EngineAnswer] = asyncio.get_running_loop().create_future()
         self._asked[message.number] = waiter
         self._send(message)
@@ -285,6 +285,9 @@ class ProcessEngine:
     def _next(self) -> int:
         self._numbers += 1
         return self._numbers
+
+    def _gone(self) -> EngineUnavailable:
+        return EngineUnavailable(f"the engine process {self._ended}")
 
 
 def visible(gpus: Sequence[str]) -> dict[str, str]:

@@ -23,8 +23,9 @@ from torch.nn import functional as F
 
 from rocstar.engines.pages import PAGE, PagePool
 from rocstar.engines.torch_cache import Aim, PagedCache
-from rocstar.engines.torch_forward import MIN_BATCH, drop_weights, forward_of, take_weights
+from rocstar.engines.torch_forward import drop_weights, forward_of, take_weights
 from rocstar.engines.torch_graphs import filled, in_graphs
+from rocstar.engines.torch_states import MIN_ROWS
 from rocstar.engines.torch_table import Ints, SequenceTable, Work
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Weights, spans_of
@@ -199,7 +200,7 @@ class PagedDecoder:
         return self._forward(torch.from_numpy(ids_T).to(device), torch.from_numpy(sampled).to(device))
 
     def _filled(self, count: int) -> int:
-        return filled(count) if self._on_gpu else max(count, MIN_BATCH)
+        return filled(count) if self._on_gpu else max(count, MIN_ROWS)
 
     def _sample(self, logits: torch.Tensor, rows: Ints, noise_N: torch.Tensor) -> None:
         columns = self._table.columns

@@ -7,7 +7,7 @@ into another. Everything else runs through the transformers forward with our att
 On a CPU the compact forward stores the matrices in oneDNN's packed order, and the transformers model's own copy is
 dropped. A plain product reorders the weights each time, which is expensive in a step with few tokens: without that 64
 tokens run 1.2 to 1.5 times as fast, 8 tokens twice as fast. A row of a product has the same bits whatever the other
-rows hold, from MIN_BATCH rows up (tests/engines/test_torch_linear.py).
+rows hold, from MIN_ROWS rows up (tests/engines/test_torch_linear.py).
 
 In bf16 both compute what a learner does under autocast: products in bf16; norms, rotary angles and the sums between
 layers in fp32.
@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache, cache_shape, use_paged_attention
-from rocstar.engines.torch_states import keep_states
+from rocstar.engines.torch_states import MIN_ROWS, keep_states
 from rocstar.errors import ConfigError, EngineUnavailable, first_line
 from rocstar.support.layers import windows_of
 from rocstar.types import Weights
@@ -36,7 +36,6 @@ FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 CHECK = 5  # tokens of a sequence
 CHECK_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.25  # of fp32 and 16 bits, where near ties of experts may flip
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles depend only on the position
-MIN_BATCH = 4  # tokens; CPU matrix products change their summation order below four rows
 USUAL_ROWS = 64  # tokens of a step for which oneDNN chooses the order; other values make no measured difference
 
 
@@ -175,10 +174,10 @@ class _LibraryForward:
 
 
 def _not_alone(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """What experts make of tokens [T, hidden]. Tokens of which an expert has fewer than MIN_BATCH are given so often,
+    """What experts make of tokens [T, hidden]. Tokens of which an expert has fewer than MIN_ROWS are given so often,
     since products of few rows round otherwise."""
-    few = (chosen.flatten().bincount()[chosen] < MIN_BATCH).any(-1).nonzero().flatten()
-    rows = torch.cat((torch.arange(len(hidden)), few.repeat(MIN_BATCH - 1)))
+    few = (chosen.flatten().bincount()[chosen] < MIN_ROWS).any(-1).nonzero().flatten()
+    rows = torch.cat((torch.arange(len(hidden)), few.repeat(MIN_ROWS - 1)))
     found: torch.Tensor = type(experts).forward(experts, hidden[rows], chosen[rows], weights[rows])
     return found[: len(hidden)]
 

@@ -312,7 +312,7 @@ class VllmEngine:
         async with session.turn, self._rows:
             await self._settled.wait()
             client, facts = self._opened()
-            request.sent_as = f"{self._name}-{next(self._numbers)}"
+            request.sent_as = self._next_id()
             self._request_sent.set()
             seeded = facts.device != "cpu"
             written, cached = await client.generate(
@@ -324,6 +324,9 @@ class VllmEngine:
         if written.finish is Finish.ABORTED and not request.aborted:
             raise EngineUnavailable(f"vLLM at {self.url} aborted a request that this engine did not abort")
         return written
+
+    def _next_id(self) -> str:
+        return f"{self._name}-{next(self._numbers)}"
 
     async def _end(self, request: Request) -> None:
         """Abort until its answer arrives: the server may not know the request yet. An answer that does not come is not
@@ -375,8 +378,7 @@ class VllmEngine:
         """Raises EngineUnavailable if the server's log-probabilities are not those of the weights."""
         rows = [row for row in weights.canary if len(row.token_ids) < facts.max_tokens]
         self._checked += len(rows)  # vLLM must write a token to score a row
-        named = ((row.token_ids, f"{self._name}-{next(self._numbers)}") for row in rows)
-        scored = await asyncio.gather(*(client.score(ids, request_id=name) for ids, name in named))
+        scored = await asyncio.gather(*(client.score(row.token_ids, request_id=self._next_id()) for row in rows))
         for row, ours in zip(rows, scored, strict=True):
             if far := too_far(row, ours, facts.dtype):
                 raise EngineUnavailable(

@@ -173,7 +173,7 @@ async def _whole(agent: Agent, opened: Sequence[int], events: AsyncIterator[Even
     if trajectory.fault is not None:
         return refusal(503, trajectory.fault, "server_error")
     message = {"role": "assistant", "content": content, "reasoning_content": thoughts or None}
-    choice = {"index": 0, "message": message, "finish_reason": FINISH.get(trajectory.stop, "length")}
+    choice = {"index": 0, "message": message, "finish_reason": _finish(trajectory)}
     head = completion_of(agent.name, "chat.completion")
     reported = {"rocstar": {"calls": ran, "response_tokens": trajectory.num_response_tokens}}
     return JSONResponse({**head, "choices": [choice], "usage": _usage(opened, trajectory), **reported})
@@ -198,10 +198,14 @@ async def _streamed(
             elif event.fault is not None:
                 yield event_of({"error": {"message": event.fault, "type": "server_error", "code": 503}})
             else:
-                yield piece({}, FINISH.get(event.stop, "length"))
+                yield piece({}, _finish(event))
                 if asked.include_usage:
                     yield event_of({**head, "choices": [], "usage": _usage(opened, event)})
     yield "data: [DONE]\n\n"
+
+
+def _finish(trajectory: Trajectory) -> str:
+    return FINISH.get(trajectory.stop, "length")
 
 
 def _usage(opened: Sequence[int], trajectory: Trajectory) -> dict[str, int]:

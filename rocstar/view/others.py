@@ -40,8 +40,10 @@ OF_A_STEP = re.compile(r"(completions_)?\d+")  # files of one folder that are re
 LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
 ROWS, GROUP_BYTES = 2_000, 1 << 22  # that are read for one attempt, at most
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-WHOLE = {"step": Whole, "index": Whole, "response_tokens": Whole}
-NUMBERS: Mapping[str, Any] = {"reward": float, "advantage": float, "seconds": float, **WHOLE}
+NUMBERS: Mapping[str, Any] = {
+    **{"reward": float, "advantage": float, "seconds": float},
+    **{"step": Whole, "index": Whole, "response_tokens": Whole},
+}
 ZSTD = 93  # of a zip; Python reads it from 3.14 on
 SHOWN = 5  # refusals that are shown
 OF_ALL = ("header.json", "_journal/start.json", "log")

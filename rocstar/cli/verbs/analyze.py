@@ -1,10 +1,7 @@
-"""`rocstar analyze`: what a model does, from the attempts of a run or an evaluation; `rocstar view`: the local page
-over run folders, and over rollouts that others wrote, which loads no torch."""
+"""`rocstar analyze`: what a model does, from the attempts of a run or an evaluation."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocstar.cli.verbs.common import AsJson, Runs, print_json
-from rocstar.support.exits import need
 
 if TYPE_CHECKING:
     from rocstar.analysis.sources import Entropies, Source
@@ -137,33 +133,3 @@ def entropies_of(folder: Path, temperature: float) -> Entropies:
     section = LearningSection(tokens_per_microbatch=CPU_TOKENS)
     learner = Updater(policy, section, [], lambda done: 1.0, temperature=temperature)
     return lambda ids, counted: learner.numbers(ids, counted)[1]
-
-
-def view(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUNS|RUN|EVAL|FILE]",
-            help="A folder of runs, a run, an evaluation, or a file or folder of TRL, verl, verifiers or inspect_ai.",
-        ),
-    ] = None,
-    runs: Runs = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address to listen on; another than loopback takes a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8710,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in the browser.")] = True,
-) -> None:
-    """Look at runs in the browser: curves, groups, attempts, evaluations, also while they are written.
-
-    Example: rocstar view last"""
-    need("view")
-    from rocstar.view.app import serve
-    from rocstar.view.others import opened_others
-    from rocstar.view.sources import Library
-
-    def tell(said: str) -> None:
-        print(f"rocstar: {said}", file=sys.stderr)
-
-    with tempfile.TemporaryDirectory(prefix="rocstar-view-") as folder:
-        others = opened_others(Path(name), Path(folder), tell) if name else None
-        library, cache = others or Library.open(name, runs), Path(folder) if others else None
-        serve(library, host=host, port=port, browser=browser, tell=tell, cache=cache)

@@ -1,5 +1,5 @@
-"""The caller's side of the sandbox: one client over one or many daemons. It sends
-calls to daemons, local children or remote ones, and returns their answers.
+"""The caller's side of the sandbox: one client over one or many daemons, local children or remote ones. It sends calls
+to them and returns their answers.
 
 `SandboxClient.start` is synchronous and needs no event loop, so a trainer can call it before it imports torch. Calls
 are made from one event loop at a time; a client outlives loops (`asyncio.run` may be used again and again).
@@ -37,12 +37,10 @@ from rocstar.sandbox.client.node import TICKS, Node, Place, Token, child, place_
 from rocstar.sandbox.client.session import Session
 from rocstar.sandbox.wire import Frame, FrameKind
 
-SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second; one that is silent for this long has ended or hangs
-RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
-
-
 __all__ = ["SandboxClient", "Session", "run_once"]
 
+SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second; one that is silent for this long has ended or hangs
+RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
 Pending = Entry[Node]
 """A call whose caller waits."""
 
