@@ -48,7 +48,7 @@ def sft_optimizers(model: nn.Module, section: SftSection) -> list[torch.optim.Op
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
-    muon = torch.optim.Muon(matrices, section.muon_learning_rate, decay)
+    muon = Muon(matrices, section.muon_learning_rate, decay)
     return [muon, _adamw(others, rate, (0.9, 0.95), decay, dtype)]
 
 
@@ -62,6 +62,38 @@ def _adamw(
     decays = [{"params": some, "weight_decay": own} for some, own in zip(groups, (decay, 0.0), strict=True) if some]
     kind = Bf16AdamW if dtype == "bfloat16" else torch.optim.AdamW
     return kind(decays, lr=rate, betas=betas, fused=True)
+
+
+class Muon(torch.optim.Muon):
+    """torch's Muon, which rounds what it multiplies to bf16. On a CPU it is fp32 here: one without AVX-512 multiplies
+    bf16 a tenth as fast, and three quarters of the quickstart's SFT went there."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """closure: unused, as by all callers here."""
+        for group in self.param_groups:
+            for matrix in (each for each in group["params"] if each.grad is not None):
+                state, gradient = self.state[matrix], matrix.grad
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(gradient)
+                kept = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+                rows, columns = matrix.shape
+                rate = group["lr"] * max(1, rows / columns) ** 0.5
+                matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                matrix.add_(orthogonal(gradient.lerp(kept, group["momentum"]), group), alpha=-rate)
+
+
+def orthogonal(matrix: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+    """A matrix with the same singular vectors and with singular values near 1, by Newton and Schulz's iteration with
+    Muon's settings (`ns_coefficients`, `ns_steps`, `eps`)."""
+    a, b, c = group["ns_coefficients"]
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    made = wide if wide.device.type == "cpu" else wide.bfloat16()
+    made = made / made.norm().clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        squares = made @ made.T
+        made = torch.addmm(made, torch.addmm(squares, squares, squares, beta=b, alpha=c), made, beta=a)
+    return made if wide is matrix else made.T
 
 
 class Bf16AdamW(torch.optim.AdamW):

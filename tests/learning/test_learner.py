@@ -19,7 +19,14 @@ from rocstar.errors import ContractBroken, RunHalted
 from rocstar.learning import optimizers
 from rocstar.learning.advantages import loss_weights, split
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.optimizers import Bf16AdamW, rl_optimizers, sft_optimizers, stochastically_rounded
+from rocstar.learning.optimizers import (
+    Bf16AdamW,
+    Muon,
+    orthogonal,
+    rl_optimizers,
+    sft_optimizers,
+    stochastically_rounded,
+)
 from rocstar.learning.policy import moments
 from rocstar.learning.step import learn_rows
 from rocstar.types import Batch, RowOrigin, gaps
@@ -248,6 +255,24 @@ def test_an_update_with_moments_in_bf16_is_that_of_adamw_by_hand() -> None:
     steps = [1.0 / 0.75 / (1.0 / 0.4375) ** 0.5, -0.5 / 0.75 / (3.25 / 0.4375) ** 0.5]
     assert weights.tolist() == pytest.approx([0.5 - 0.5 * steps[0], -1.5 - 0.5 * steps[1]])
     assert (state["exp_avg"].tolist(), state["exp_avg_sq"].tolist()) == ([1.0, -0.5], [1.0, 3.25])
+
+
+def test_muon_in_fp32_is_torchs_but_for_the_rounding_to_bf16() -> None:
+    """Tall, wide and square matrices, and one without a gradient."""
+    made = torch.Generator().manual_seed(0)
+    shapes = ((24, 8), (8, 24), (16, 16), (4, 4))
+    mine, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in "mt")
+    pairs = list(zip(mine, theirs, strict=True))
+    ours, torchs = Muon(mine, 0.1, 0.5), torch.optim.Muon(theirs, 0.1, 0.5)
+    for _ in range(3):
+        for one, other in pairs[:3]:
+            one.grad = other.grad = torch.randn(one.shape, generator=made)
+        ours.step()
+        torchs.step()
+    for one, other in pairs:
+        assert (one - other).norm() <= 0.02 * (other - 1).norm()
+    turned = orthogonal(torch.randn(8, 24, generator=made), ours.param_groups[0])
+    assert (torch.linalg.svdvals(turned) - 1).abs().max() < 0.4
 
 
 def test_a_mean_of_squares_in_bf16_falls_as_it_does_in_fp32() -> None:
