@@ -13,13 +13,16 @@ import httpx
 import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
-from rocstar.support.chat_http import CUT, ChatHttp, Sleep, refuse_broken_off
+from rocstar.evaluation.recall import Recall
+from rocstar.support.chat_http import CUT, FILTERED, ChatHttp, Sleep, refuse_broken_off
 from rocstar.types import Status
 
 TRIES = 6
 ANSWER_SECONDS = 3600.0  # 30,000 tokens at 10 a second
 LENGTH = re.compile(r"context length|maximum context|max_model_len|too long|too many tokens")  # servers' messages
 JUDGE_TOKENS = 4096  # what Arena-Hard-Auto allows a judge
+CAP, NEWER_CAP = "max_tokens", "max_completion_tokens"
+"""OpenAI's newer models refuse the first and ask for the second, which Ollama and older llama.cpp servers ignore."""
 
 
 class TooLong(Exception):
@@ -96,8 +99,8 @@ class ChatAnswer:
 
 
 class ChatClient:
-    """One endpoint and one model. Raises EngineUnavailable if it cannot be reached or gives an invalid answer,
-    ConfigError if it refuses the request, does not count its tokens, or answers as another model than before."""
+    """One endpoint and one model. Raises EngineUnavailable if it cannot be reached, gives an invalid answer
+    or filters it, ConfigError if it refuses the request, does not count its tokens, or answers as another model than before."""
 
     def __init__(self, url: str, model: str, *, key: str | None, parallel: int, sleep: Sleep = asyncio.sleep) -> None:
         """url: up to and with `/v1`. key: sent as a bearer token, never shown. parallel: requests at once. Raises
@@ -105,7 +108,9 @@ class ChatClient:
         self._http = ChatHttp(url, key=key, parallel=parallel, seconds=ANSWER_SECONDS, tries=TRIES, sleep=sleep)
         self.url, self.model = self._http.url, model
         self._refused: ConfigError | None = None  # a refusal holds for all waiting requests too
-        self._answers_as: str | None = None  # gpt-4o-2024-08-06 where gpt-4o is asked
+        self._cap = CAP
+        self.recall = Recall()
+        """Holds the model's name in answers, gpt-4o-2024-08-06 where gpt-4o is asked."""
 
     async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> ChatAnswer:
         """body: further fields of the request (`max_tokens`, `temperature`, `tools` ...). Raises TooLong too."""
@@ -113,7 +118,7 @@ class ChatClient:
             if self._refused is not None:
                 raise self._refused
             try:
-                return await self._http.post({"model": self.model, "messages": list(messages), **body}, self._read)
+                return await self._post({"model": self.model, "messages": list(messages), **body})
             except ConfigError as error:
                 self._refused = error
                 raise
@@ -129,11 +134,24 @@ class ChatClient:
     async def close(self) -> None:
         await self._http.close()
 
+    async def _post(self, body: Mapping[str, Any]) -> ChatAnswer:
+        """body: with `max_tokens`, sent under the name that the endpoint asks for."""
+        cap = self._cap
+        try:
+            return await self._http.post({cap if key == CAP else key: body[key] for key in body}, self._read)
+        except ConfigError as refusal:
+            if cap == NEWER_CAP or CAP not in body or NEWER_CAP not in str(refusal):
+                raise
+            self._cap = NEWER_CAP
+            return await self._post(body)
+
     def _read(self, response: httpx.Response) -> ChatAnswer:
         if not response.is_success:
             status, text = response.status_code, response.text
             if status == 400 and LENGTH.search(text):
                 raise TooLong(text[:300])
+            if status == 400 and FILTERED.search(text):
+                raise EngineUnavailable(f"a filter of {self.url} refuses to answer: {text[:300]}")
             raise ConfigError(f"{self.url} refuses the request with status {status}: {text[:300]}")
         try:
             answer = msgspec.json.decode(response.content, type=_Answer)
@@ -141,10 +159,9 @@ class ChatClient:
         except (msgspec.DecodeError, IndexError) as error:
             raise EngineUnavailable(f"{self.url} gave an invalid answer ({error}): {response.text[:300]}") from error
         refuse_broken_off(choice.finish_reason)
-        self._answers_as = self._answers_as or answer.model
-        if answer.model and answer.model != self._answers_as:
+        if answer.model and (first := self.recall.first(f"{self.url} {self.model}", answer.model)) != answer.model:
             raise ConfigError(
-                f"{self.url} answered as {self._answers_as!r}, and now as {answer.model!r}: figures of two models are "
+                f"{self.url} answered as {first!r}, and now as {answer.model!r}: figures of two models are "
                 "no figures of one, so name one of them as the model"
             )
         if answer.usage is None:

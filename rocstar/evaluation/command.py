@@ -299,12 +299,15 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
             assert spec.judge is not None and spec.judge_model is not None
             parallel = spec.parallel or PARALLEL
             judge = ChatClient(spec.judge, spec.judge_model, key=os.environ.get(JUDGE_KEY) or None, parallel=parallel)
+            judge.recall = recall
             closing.push_async_callback(judge.close)
         attempts = len(planned.problem_set.problems) * planned.protocol.attempts
         opened = subject.opened(
             planned.positions, machines.sandbox, attempts=attempts, start_server=machines.start_server
         )
         usual: Roller | EndpointSolver = await closing.enter_async_context(opened)
+        if isinstance(usual, EndpointSolver):
+            usual.client.recall = recall
         solver = kind.solver(usual, recall, judge)
         if isinstance(solver, Roller):
             watch.load = solver.engine.load

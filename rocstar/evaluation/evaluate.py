@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rocstar.dialogue.segments import text_of
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.intervals import figure
-from rocstar.evaluation.metrics import EvalSummary, accuracy_by_budget, is_right, maj_at_k, summarise, votes_PR
+from rocstar.evaluation.metrics import EvalSummary, accuracy_by_budget, is_judged, is_right, maj_at_k, summarise, votes_PR
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec, Verifier
 from rocstar.record.atomic import plain, write_json
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from rocstar.config.sections import Recipe, StageRolloutSection
 
 Said = Callable[[str, int, int, float], None]
-"""(which attempts, problems done, of so many, share of their attempts that is right); `Screen.attempted` is one."""
+"""(which attempts, problems done, of so many, right share of their judged attempts, nan without one);
+`Screen.attempted` is one."""
 Figures = Callable[[Sequence[Group]], Mapping[str, Any]]
 """Further figures of a benchmark's own; `Scorer.figures` is one."""
 TRANSCRIPTS = 8  # attempts kept as text in the result; all of them are in samples.parquet
@@ -232,10 +234,11 @@ def _tally(name: str, total: int, said: Said) -> Callable[[Group], None]:
 
     def count(group: Group) -> None:
         nonlocal done, right, attempts
+        judged = [attempt for attempt in group.trajectories if is_judged(attempt)]
         done += 1
-        attempts += len(group.trajectories)
-        right += sum(map(is_right, group.trajectories))
-        said(name, done, total, right / attempts)
+        attempts += len(judged)
+        right += sum(map(is_right, judged))
+        said(name, done, total, right / attempts if attempts else math.nan)
 
     return count
 

@@ -1,6 +1,6 @@
 """Stores an evaluation's answers as they come, so that a repetition after a kill requests only the missing ones.
 
-One JSONL file, a line per answer: an attempt, or a judge's text. A service failure is no answer and is repeated, and so
+One JSONL file, a line per answer: an attempt, a judge's text, or a model's name. A service failure is no answer and is repeated, and so
 is a request made under other settings. Not here: the finished evaluation (`evaluate.py`), after which the file is
 deleted."""
 
@@ -22,6 +22,8 @@ from rocstar.types import Stop, Trajectory
 
 FILE = "asked.jsonl"
 NEEDS = {"asked": str, "answer": object}
+FIRST = "first/"
+"""Begins the keys of first values, which are no answers."""
 
 
 class Recall:
@@ -39,18 +41,30 @@ class Recall:
             rows = read_journal(self._journal.path, NEEDS)
             texts = (row for row in rows if isinstance(row["answer"], str))  # older ones kept attempts as objects
             self._known = {row["asked"]: row["answer"] for row in texts if row.get("setup", "") == setup}
-        self.found = len(self._known)
+        self.found = sum(not key.startswith(FIRST) for key in self._known)
         """Number of answers from an earlier process."""
+        self._known = self._known if self.found else {}
 
     async def answer(self, key: str, ask: Callable[[], Awaitable[str | None]]) -> str | None:
         """The stored answer of `key`, else the result of `ask`; None is returned and not stored."""
         if key in self._known:
             return self._known[key]
         answer = await ask()
-        if answer is not None and self._journal:
+        if answer is not None:
+            self._store(key, answer)
+        return answer
+
+    def first(self, key: str, value: str) -> str:
+        """The first value that was given for `key`, in this process or in one whose answers are stored."""
+        if FIRST + key not in self._known:
+            self._known[FIRST + key] = value
+            self._store(FIRST + key, value)
+        return self._known[FIRST + key]
+
+    def _store(self, key: str, answer: str) -> None:
+        if self._journal:
             self._hold(self._journal.path)
             self._journal.append({"setup": self._setup, "asked": key, "answer": answer})
-        return answer
 
     async def attempt(self, key: str, ask: Callable[[], Awaitable[Trajectory]]) -> Trajectory:
         """The same for an attempt. One ended by a service failure is not stored."""

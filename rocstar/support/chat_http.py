@@ -24,6 +24,8 @@ CUT = ("length", "model_length")
 """Those of one that reached the limit of its tokens, or, at Mistral, of the model."""
 BROKEN_OFF = ("abort", "error", "insufficient_system_resource", "", None)
 """Those that vLLM, SGLang, DeepSeek and Ollama give where they stopped before the model did."""
+FILTERED = re.compile("content_filter|content_policy|invalid_prompt|SAFETY|RECITATION|BLOCKLIST|PROHIBITED_CONTENT")
+"""What OpenAI, Azure and Gemini call an answer or a question that a filter took away."""
 
 Sleep = Callable[[float], Awaitable[None]]
 T = TypeVar("T")
@@ -34,10 +36,11 @@ class NoAnswer(Exception):
 
 
 def refuse_broken_off(finish: str | None) -> None:
-    """Raises NoAnswer for an answer that neither the model nor a limit ended: BROKEN_OFF, or a filter did (OpenAI and
-    Azure say content_filter, Gemini SAFETY and others). finish: the reason of its end."""
+    """Raises NoAnswer for an answer that neither the model nor a limit ended: BROKEN_OFF, or a filter did. finish: the
+    reason of its end."""
     if finish not in (*ENDED, *CUT):
-        raise NoAnswer(f"an answer that ended for {finish or 'no reason'}")
+        ended = "a filter" if FILTERED.search(finish or "") else "neither the model nor a limit of tokens"
+        raise NoAnswer(f"{ended} ended it: finish_reason {finish or 'null'}")
 
 
 class ChatHttp:
@@ -79,8 +82,8 @@ class ChatHttp:
                 reason = f"status {response.status_code}: {response.text[:300]}"
                 wait = _retry_after(response) or wait
         raise EngineUnavailable(
-            f"{self.url} gave no answer in {self.tries} tries ({reason}); answers so far are kept, so give the command "
-            "again when it is back"
+            f"{self.url} gave no whole answer in {self.tries} tries ({reason}); answers so far are kept, so the same "
+            "command asks for the missing ones only"
         )
 
     async def close(self) -> None:

@@ -86,7 +86,7 @@ def test_a_fault_is_tried_again_and_never_becomes_a_row(tmp_path: Path, fault: S
 def test_a_service_that_stays_down_stops_the_build_and_a_later_one_goes_on(tmp_path: Path) -> None:
     rows = [asked(text) for text in "abcdef"]
     with served(lambda body: 500 if last(body) == "d" else text(f"new {last(body)}")) as endpoint:
-        with pytest.raises(EngineUnavailable, match=r"gave no answer in 3 tries \(status 500"):
+        with pytest.raises(EngineUnavailable, match=r"gave no whole answer in 3 tries \(status 500"):
             rewrite(tmp_path, endpoint.url, rows, ["response"], concurrency=1)
         answered = {last(body) for body in endpoint.bodies} - {"d"}
     assert {"a", "b", "c"} <= answered and not (tmp_path / "out" / "rows.jsonl").exists()

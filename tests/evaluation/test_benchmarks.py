@@ -78,7 +78,7 @@ def test_a_killed_evaluation_asks_only_for_what_is_missing(workplace: Path, caps
 
     def answers(body: Mapping[str, Any]) -> Said:
         answered.append(body)
-        return solves(body)
+        return {**solves(body), "model": "m-1"}
 
     on = ["m", "--benchmark", "aime24", "--accept-rows", "--n", "2", "--parallel", "1", *FEW]
     with served(lambda body: 401 if len(answered) == 7 else answers(body)) as endpoint:
@@ -86,7 +86,10 @@ def test_a_killed_evaluation_asks_only_for_what_is_missing(workplace: Path, caps
         code, _, _ = asked(*on, capsys=capsys)
         assert code == exits.USAGE
         (journal,) = (workplace / "runs").rglob(FILE)
-        assert len(journal.read_text().splitlines()) == 7
+        assert len(journal.read_text().splitlines()) == 8  # and the model's name
+        endpoint.script = lambda body: {**solves(body), "model": "m-2"}
+        code, _, told = asked(*on, capsys=capsys)
+        assert code == exits.USAGE and "answered as 'm-1', and now as 'm-2'" in told
         endpoint.script = answers
         code, result, told = asked(*on, capsys=capsys)
     assert code == exits.OK and "7 answers exist from an earlier start" in told

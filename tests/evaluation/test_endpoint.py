@@ -16,7 +16,7 @@ from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.rollout.environment import AttemptLimits, Conversation, OneTurn, ToolEnvironment
 from rocstar.support.chat_http import check_address
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict, problem_id
-from tests.evaluation.served import Said, call, served, text
+from tests.evaluation.served import Raw, Said, call, served, text
 from tests.scripted import ScriptedTool, ScriptedVerifier
 
 PROBLEM = Problem(id=problem_id("2+3?"), question="2+3?", answer="5")
@@ -164,7 +164,8 @@ async def test_an_answer_that_the_model_did_not_end_is_asked_for_again_and_is_ne
     assert made.stop is Stop.ANSWERED and len(made.turns) == 1 and len(bodies) == 2
     made, bodies, _ = await attempted(lambda body: text("It is", finish=reason))
     assert made.stop is Stop.ENVIRONMENT_FAILED and len(bodies) == TRIES
-    assert made.fault is not None and f"an answer that ended for {reason or 'no reason'}" in made.fault
+    who = "a filter" if reason in ("content_filter", "SAFETY") else "neither the model nor a limit of tokens"
+    assert made.fault is not None and f"({who} ended it: finish_reason {reason or 'null'})" in made.fault
 
 
 async def test_another_model_in_mid_evaluation_ends_it_and_another_name_of_the_model_does_not() -> None:
@@ -183,6 +184,25 @@ async def test_another_model_in_mid_evaluation_ends_it_and_another_name_of_the_m
 async def test_a_refused_request_ends_the_evaluation_in_a_sentence() -> None:
     with pytest.raises(ConfigError, match="refuses the request with status 401"):
         await attempted(lambda body: 401)
+    with pytest.raises(ConfigError, match="'temperature' does not support 0.6"):
+        await attempted(lambda body: Raw(400, b"Unsupported value: 'temperature' does not support 0.6"))
+
+
+async def test_the_cap_is_sent_under_the_name_that_the_endpoint_asks_for() -> None:
+    refusal = b"Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    made, bodies, waits = await attempted(
+        lambda body: Raw(400, refusal) if "max_tokens" in body else calls_then_answers(body)
+    )
+    assert made.stop is Stop.ANSWERED and bodies[1]["max_completion_tokens"] == bodies[0]["max_tokens"] == 1000
+    assert len(bodies) == 3 and not waits
+    with pytest.raises(ConfigError, match="Unsupported parameter"):
+        await attempted(lambda body: Raw(400, refusal))
+
+
+async def test_a_question_that_a_filter_refuses_is_an_attempt_without_a_verdict() -> None:
+    made, bodies, _ = await attempted(lambda body: Raw(400, b'{"error": {"code": "content_filter"}}'))
+    assert made.stop is Stop.ENVIRONMENT_FAILED and len(bodies) == 1
+    assert made.fault is not None and "a filter of http" in made.fault
 
 
 async def test_one_turn_shows_a_problems_own_functions_and_runs_nothing() -> None:

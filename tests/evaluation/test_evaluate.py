@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -46,9 +47,9 @@ def of_problem(number: int) -> Callable[[str], bool]:
     return lambda session: PROBLEMS[number].id in session
 
 
-async def evaluated(made: Roller, budget: float = 0.05, **protocol: Any) -> Evaluation:
+async def evaluated(made: Roller, budget: float = 0.05, said: Any = Mock(), **protocol: Any) -> Evaluation:
     sampling = Protocol(**{"attempts": 1, "temperature": 1.0, **protocol})
-    return await evaluate_policy(made, PROBLEMS, sampling, fault_budget=budget, setup=SETUP)
+    return await evaluate_policy(made, PROBLEMS, sampling, fault_budget=budget, setup=SETUP, said=said)
 
 
 async def test_greedy_attempts_have_the_same_budget() -> None:
@@ -65,8 +66,10 @@ async def test_greedy_attempts_have_the_same_budget() -> None:
 
 
 async def test_below_the_budget_every_figure_names_what_is_missing(tmp_path: Path) -> None:
-    made = await evaluated(calling(of_problem(3), Dead({})))
+    said = Mock()
+    made = await evaluated(calling(of_problem(3), Dead({})), said=said)
     result = made.result
+    assert said.call_args.args == ("sampled", 20, 20, result["accuracy"]["value"])
     assert (result["attempts"], result["environment_failed"]) == (20, 1)
     for name in ("accuracy", "avg@1", "pass@1"):
         assert (result[name]["n"], result[name]["missing"]) == (19, 1)

@@ -75,7 +75,7 @@ async def test_what_was_asked_under_other_settings_is_asked_again(tmp_path: Path
 
     for setup, found in (("before-1", 0), ("before-2", 0), ("before-2", 1), ("before-1", 1)):
         with Recall(tmp_path, setup) as recall:
-            assert recall.found == found
+            assert recall.found == found and recall.first("model", f"{setup} {found}") == f"{setup} 0"
             await recall.answer("a", answer)
     assert len(given) == 2
 
