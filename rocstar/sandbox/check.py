@@ -27,11 +27,12 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "processes": (1, 1024),
 }
 """Smallest and largest value of each field of `Limits`."""
-OWN = {
-    "cpu_seconds": (resource.RLIMIT_CPU, "t", 1),
-    "processes": (resource.RLIMIT_NPROC, "u", 2),
-    "memory_bytes": (resource.RLIMIT_AS, "v", 2**30),
-}
+OWN = (
+    ("cpu_seconds", resource.RLIMIT_CPU, "t", 1),
+    ("processes", resource.RLIMIT_NPROC, "u", 2),
+    ("memory_bytes", resource.RLIMIT_AS, "v", 2**30),
+    ("memory_bytes", resource.RLIMIT_DATA, "d", 2**30),
+)
 """Fields of `Limits` that a hard limit of this user bounds: which, its letter for `ulimit`, and what ours takes
 besides: the second after a program's last; processes of a slot; addresses, at most, of Python and the modules that a
 tier has loaded."""
@@ -94,7 +95,7 @@ def of_limits(limits: Limits) -> str:
 
 def of_machine(limits: Limits) -> str:
     """Where this machine allows less: a process can't raise its hard limit for the program that it starts."""
-    for name, (which, letter, own) in OWN.items():
+    for name, which, letter, own in OWN:
         hard, value = resource.getrlimit(which)[1], getattr(limits, name)
         if hard != resource.RLIM_INFINITY and value + own > hard:
             return (

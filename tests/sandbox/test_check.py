@@ -203,10 +203,12 @@ def test_program_and_service_outcomes_share_no_name() -> None:
     assert not {*ProgramOutcome} & {*ServiceOutcome}
 
 
-@pytest.mark.parametrize(("name", "hard"), [("processes", 100), ("memory_bytes", 2**31), ("cpu_seconds", 300)])
-def test_limits_beyond_those_of_this_user_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, hard: int) -> None:
-    which, _, own = check.OWN[name]
+@pytest.mark.parametrize(("name", "which", "letter", "own"), check.OWN)
+def test_limits_beyond_those_of_this_user_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, which: int, letter: str, own: int
+) -> None:
+    hard = own + {"processes": 100, "memory_bytes": 2**30, "cpu_seconds": 300}[name]
     monkeypatch.setattr("resource.getrlimit", lambda asked: (hard, hard) if asked == which else (-1, -1))
     assert not check.complaint(Call(id="a", code="", limits=Limits(**{name: hard - own})))
     told = check.complaint(Call(id="a", code="", limits=Limits(**{name: hard - own + 1})))
-    assert f"limit {name} is {hard - own + 1}, and of the {hard}" in told
+    assert f"limit {name} is {hard - own + 1}, and of the {hard}" in told and f"(ulimit -H{letter})" in told

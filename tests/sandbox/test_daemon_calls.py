@@ -278,6 +278,7 @@ def test_it_says_why_it_does_not_serve() -> None:
         ("NOFILE", 200, r"may open 256 files, and a process here 200; .*ulimit -Hn"),
         ("NPROC", 17, "of the 17 .*-Hu"),
         ("AS", 2**30, "memory_bytes is .*-Hv"),
+        ("DATA", 2**30, "memory_bytes is .*-Hd"),
         ("FSIZE", 10**6, "files of .* of 1000000; .*-Hf"),
     ],
 )

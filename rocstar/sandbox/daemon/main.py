@@ -159,6 +159,8 @@ def refuse_low_limits() -> None:
         raise SandboxDown(f"{problem}; raise the hard limit of a file's size (ulimit -Hf)")
     if refusal := check.of_machine(Limits()):
         raise SandboxDown(refusal)
+    data = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (data, data))  # programs inherit it; all others of OWN a slot sets
 
 
 async def _probed(pools: Pools, pool: Pool) -> Response | None:
