@@ -522,5 +522,7 @@ def test_a_message_that_cannot_be_written_ends_no_command(taken: str) -> None:
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, stderr=full if taken == "full" else writing, stdout=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stdout) == (0, "done\n")
+        done = subprocess.run([*command, "result"], stdout=full if taken == "full" else writing, stderr=subprocess.PIPE)
     os.close(writing)
-    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.returncode == (1 if taken == "full" else 0), "a reader that has gone changes no exit code"

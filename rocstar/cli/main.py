@@ -47,7 +47,6 @@ from rocstar.support.exits import (
     OK,
     USAGE,
     failure,
-    flush_results,
     is_disk_full,
     need,
     open_closed_streams,
@@ -133,7 +132,7 @@ def run(arguments: list[str]) -> int:
     show_traceback = TRACEBACK in arguments
     try:
         code = _exit_code([argument for argument in arguments if argument != TRACEBACK])
-        flush_results()
+        sys.stdout.flush()  # now, so that we report a full disk and not the interpreter as it shuts down
     except Exception as error:
         report = failure(error)
         if report is None or show_traceback:

@@ -1,7 +1,9 @@
-"""Ctrl-C, or a scheduler's SIGTERM, during a run: attempts under way are given up, updates under way are finished.
+"""Ctrl-C, a scheduler's SIGTERM, or the SIGHUP of a closed terminal, during a run: attempts under way are given up,
+updates under way are finished.
 
 The weights between two updates of a step belong to no step, so a step that has changed them is finished first, and so
-is a record being written. All other work can be repeated and ends at once. A second signal ends the process.
+is a record being written. All other work can be repeated and ends at once. A second signal ends the process; a SIGHUP
+is no second one, because shell and kernel both send it. Where it is ignored, as under nohup, it stays so.
 
 Python runs a handler only when the main thread returns from a C call. An exchange with a learner rank that is stopped,
 not dead, does not return for half an hour. So a thread also receives signals (`support/signals.py`), and ends the ranks
@@ -22,7 +24,7 @@ from typing import Any, TypeVar
 
 from rocstar.support.signals import END_SECONDS, end_at_once, heard
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE_SECONDS = 2.0  # for the main thread to handle a signal: longer than most calls of a step, short for a person
 LOOK_SECONDS = 0.05
 
@@ -49,7 +51,8 @@ class Stopper:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Handle signals within this context. Raises KeyboardInterrupt for a run that was stopped."""
-        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        numbers = SIGNALS[: -1 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else None]
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             with heard(self._heard):
                 yield
@@ -90,6 +93,8 @@ class Stopper:
         return self._held > 0 or self._half_changed()
 
     def _on_signal(self, number: int, frame: object) -> None:
+        if number == signal.SIGHUP and self.asked:
+            return
         self._taken += 1
         again, self.asked = self.asked or self._broken_off, True
         if not again and self.finishes:
@@ -104,7 +109,7 @@ class Stopper:
     def _heard(self, number: int) -> None:
         """Runs in a thread. The main thread handles several pending signals of one number as one, so this counts how
         many came, and whether any was handled since the last."""
-        if number not in SIGNALS:
+        if number not in SIGNALS or (number == signal.SIGHUP and self._came):
             return
         self._came += 1
         if self._came == 1 and self.finishes:

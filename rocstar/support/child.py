@@ -40,8 +40,9 @@ def uncollected() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Life of the child. Ctrl-C reaches the whole group; the parent decides."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Life of the child. Ctrl-C and a closed terminal reach the whole group; the parent decides."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[PARENT]):
         return 1

@@ -45,7 +45,7 @@ EXTRA_OF = {
 
 SQLITE_FULL = 13
 MOST_SENTENCE = 2000  # characters, about a screen
-STDERR = 2  # its descriptor
+STDOUT, STDERR = 1, 2  # their descriptors
 
 
 def visible(text: str) -> str:
@@ -152,20 +152,26 @@ class _Telling(io.FileIO):
         return memoryview(data).nbytes
 
 
+class _Results(io.FileIO):
+    """Takes nothing after a failure, which is raised unless it is that the reader of a pipe (`| head`) has gone."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # else the shutdown would try once more
+            if not isinstance(error, BrokenPipeError):
+                raise
+        return memoryview(data).nbytes
+
+
 def tell_without_fail() -> None:
-    """From now on a message that cannot be written is lost: a run of days must not end because its terminal, the pipe
-    of `| tee` or the disk of its log is gone."""
-    with suppress(OSError):  # a stream that is no file, of a program that calls `main` itself, stays
-        if sys.stderr.fileno() == STDERR:
-            raw = io.BufferedWriter(_Telling(STDERR, "wb", closefd=False))
-            text = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
-            sys.stderr = sys.__stderr__ = text  # type: ignore[misc]
-
-
-def flush_results() -> None:
-    """Flush standard output now, so that we report a full disk and not the interpreter as it shuts down."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of a pipe (`| head`) has seen enough; without this the shutdown would try once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """From now on a message that cannot be written is lost, and so is a result that nobody reads any more: a run of days
+    must not end because its terminal, the pipe of `| tee` or the disk of its log is gone."""
+    for name, number, kind in (("stdout", STDOUT, _Results), ("stderr", STDERR, _Telling)):
+        given = getattr(sys, name)
+        with suppress(OSError):  # a stream that is no file, of a program that calls `main` itself, stays
+            if given.fileno() == number:
+                raw = io.BufferedWriter(kind(number, "wb", closefd=False))
+                text = io.TextIOWrapper(raw, given.encoding, given.errors, line_buffering=True)
+                vars(sys).update({name: text, f"__{name}__": text})

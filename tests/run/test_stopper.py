@@ -48,6 +48,21 @@ def test_the_first_stops_at_once_where_nothing_must_be_finished() -> None:
         time.sleep(5)
 
 
+def test_a_closed_terminal_asks_once_however_often_it_is_told_and_nohup_protects_from_it() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, asks in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
+            signal.signal(signal.SIGHUP, handler)
+            stopper = Stopper(print)
+            with stopper.installed(), stopper.holding():
+                for _ in range(3):
+                    os.kill(os.getpid(), signal.SIGHUP)
+                    time.sleep(0.1)
+            assert stopper.asked == asks and signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_one_is_no_second_though_a_long_computation_keeps_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass of a real model takes longer than the patience; at 058688ea the run was then ended while it saved."""
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
