@@ -132,7 +132,7 @@ def test_json_is_one_object_on_stdout_and_runs_are_listed_where_they_are_made(
     assert json.loads(capsys.readouterr().out) == trained
     assert trained["summary"]["accuracy_after"]["interval"] == [0.96, 0.99]
     assert cli.run(["runs", "list", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out) == {"runs": [trained]}
+    assert json.loads(capsys.readouterr().out) == {"runs": [trained], "may_not_be_read": []}
     assert cli.run(["train", "tiny.toml"]) == exits.OK
     assert cli.run(["runs", "list"]) == exits.OK
     listed = capsys.readouterr().out
@@ -482,8 +482,13 @@ def test_a_broken_run_keeps_no_other_from_being_listed_or_deleted(
     listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
     assert list(listed) == ["latest", "tiny", "torn"]
     assert "run.json does not hold a JSON object" in listed["torn"]["broken"]
+    Path("runs/twin").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: path.name != "twin")  # which is another user's
     assert cli.run(["runs", "list"]) == exits.OK
-    assert "torn cannot be read" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "torn cannot be read" in told.out and told.err == "1 folder may not be read by this user: runs/twin\n"
+    assert cli.run(["runs", "list", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)["may_not_be_read"] == ["runs/twin"]
     assert cli.run(["runs", "rm", "latest", "--yes"]) == exits.USAGE
     assert "is a link; delete the run where it lies" in capsys.readouterr().err
     assert cli.run(["runs", "rm", "tiny", "torn", "--yes"]) == exits.OK

@@ -18,7 +18,7 @@ from typing import Any
 
 from rocstar.errors import ConfigError, first_line
 from rocstar.parts.gguf import KNOWN, convert, refuse_taken, whole_model
-from rocstar.record.folder import RunFolder, find_checkpoint
+from rocstar.record.folder import RunFolder, find_checkpoint, list_runs
 from rocstar.support.exits import need
 from rocstar.support.layers import (
     ENGINE_LAYERS,
@@ -170,9 +170,11 @@ def _made_of(file: Path, name: str, make: Callable[[Path], Path]) -> Path:
 
 def model_named(name: str, runs: Path) -> tuple[Path, RunFolder | None, int]:
     """The model folder that a folder's path, a hub id, RUN or RUN@STEP means, the run it is of and the step: None and 0
-    for a plain model. Raises ConfigError."""
+    for a plain model. Raises ConfigError, also for a name that a model here and a run both have."""
     on_hub = HUB_ID.fullmatch(name) and not Path(name).parent.exists()
     if on_hub or is_gguf(Path(name)) or (Path(name) / "config.json").is_file() or adapter_in(Path(name)):
+        if Path(name).name == name and ((runs / name / "run.json").is_file() or (name == "last" and list_runs(runs))):
+            raise ConfigError(f"{name} is a model here and a run in {runs}; write ./{name}, or the path of the run")
         return find_model(name), None, 0
     run, step = find_checkpoint(name, runs)
     return find_model(str(run.checkpoint(step) / "model")), run, step

@@ -256,6 +256,12 @@ def list_runs(base: Path | str = RUNS) -> list[RunFolder]:
     return [RunFolder(file.parent) for file in sorted(Path(base).glob("*/run.json"))]
 
 
+def closed_folders(base: Path | str) -> list[str]:
+    """`base` and folders in it that this user may not read, so that `list_runs` cannot see runs there."""
+    folders = (Path(base), *sorted(Path(base).glob("*/")))
+    return [str(folder) for folder in folders if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)]
+
+
 def nearest_of(name: str, runs: Iterable[RunFolder]) -> str:
     """For a message: the few runs with the most similar names, and the number of others."""
     names = [run.name for run in runs]

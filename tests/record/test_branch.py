@@ -58,6 +58,17 @@ def test_a_hub_id_is_a_model_unless_its_first_part_is_a_folder_here(
         model_named("runs/first", Path("runs"))
 
 
+def test_a_name_that_a_model_and_a_run_both_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("first/config.json", "last/config.json", "runs/first/run.json"):
+        Path(file).parent.mkdir(parents=True)
+        Path(file).write_text("{}")
+    for name in ("first", "last"):
+        with pytest.raises(ConfigError, match=f"{name} is a model here and a run in runs; write ./{name}, or"):
+            model_named(name, Path("runs"))
+        assert model_named(f"./{name}", Path("runs")) == (Path(name), None, 0)
+
+
 def test_a_model_in_the_hub_s_cache_has_the_hub_s_name(tmp_path: Path) -> None:
     assert model_name(tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "a1b2") == "Qwen3-0.6B"
     assert model_name(tmp_path / "mine") == "mine"

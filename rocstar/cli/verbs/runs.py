@@ -73,13 +73,15 @@ class AttemptOptions:
 @app.command(name="list")
 def list_all(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
     """All runs, by name."""
-    from rocstar.record.folder import list_runs
+    from rocstar.record.folder import closed_folders, list_runs
     from rocstar.record.show import show_or_broken
-    from rocstar.support.screen import Screen
+    from rocstar.support.screen import Screen, plural
 
-    rows = [show_or_broken(folder) for folder in list_runs(runs)]
+    rows, closed = [show_or_broken(folder) for folder in list_runs(runs)], closed_folders(runs)
+    if closed:
+        Screen().note(f"{plural(len(closed), 'folder')} may not be read by this user: {', '.join(closed)}")
     if as_json:
-        print_json({"runs": rows})
+        print_json({"runs": rows, "may_not_be_read": closed})
     elif rows:
         Screen().runs(rows)
     else:
