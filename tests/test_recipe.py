@@ -323,6 +323,8 @@ def test_engines_are_entries_with_names_and_each_process_has_one_of_its_own(fold
         ("rollout.max_turn=2", "did you mean rollout.max_turns?"),
         ("rolout.max_turns=2", "did you mean rollout?"),
         ("max_turns=2", "did you mean rollout.max_turns?"),
+        ("trainer.total_epochs=2", "unknown key trainer; the keys there are run, model,"),  # not data.train_files
+        ("actor_rollout_ref.rollout.n=8", "engine, stage; docs/moving.md says what those of TRL and verl are called"),
         ("stage1.steps=2", "did you mean stage.stage1.KEY?"),
         ("rollout.max_turns=many", "rollout.max_turns = 'many' should be a valid integer"),
         ("run.threads=many", "run.threads = 'many' should be a valid integer or 'auto'"),

@@ -61,7 +61,7 @@ from rocstar.support.listen import (
     refusal,
     while_wanted,
 )
-from rocstar.support.plugins import check_call, is_function, load, raised_by, run_in_daemon_thread
+from rocstar.support.plugins import check_call, copied, is_function, load, raised_by, run_in_daemon_thread
 from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
@@ -166,6 +166,9 @@ class Client:
     gateway: Gateway
     api_key: str
     attempt: AgentAttempt
+    row: Mapping[str, Any]
+    """The columns of the problem's row, and its reference as `answer`, for functions that answer the model as an
+    environment or judge it. A copy; the model sees of it what the function sends."""
     model: str = MODEL
 
     @property
@@ -203,7 +206,8 @@ class GatewayAgent:
         roller.note(name, "an agent")
         try:
             async with self._places, self._gateway.opened(attempt) as key:
-                given, stop, why = await self._ended(Client(self._gateway, key, attempt))
+                row = {"answer": problem.answer} | copied(dict(problem.metadata))
+                given, stop, why = await self._ended(Client(self._gateway, key, attempt, row))
                 await attempt.end(self._seconds)
         finally:
             await asyncio.shield(attempt.close())

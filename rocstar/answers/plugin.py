@@ -213,7 +213,8 @@ def signature_of(function: Function, name: str = "the reward function") -> str:
     if "solution_str" in parameters:
         return VERL
     raise ConfigError(
-        f"{name} takes ({', '.join(parameters)}); TRL's signature has completions, verl's has solution_str."
+        f"{name} takes ({', '.join(parameters)}); TRL's signature has completions, verl's has solution_str: call it from "
+        "a function with one of these (docs/moving.md)."
     )
 
 

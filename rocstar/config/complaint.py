@@ -149,7 +149,7 @@ def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:
 
 def _nearest(place: FaultPlace) -> str:
     """Suggest the same key in another section, unless it is the end of a neighbour's (`sft.learning_rate`), else a
-    neighbour or any other key of nearly that name."""
+    neighbour of nearly that name or any other key of almost that name."""
     given, last = ".".join(place.keys), place.keys[-1]
     every = {".".join(path): path for path in all_keys(place.model)}
     namesakes = difflib.get_close_matches(given, [name for name, path in every.items() if path[-1] == last], 1, 0.0)
@@ -157,10 +157,10 @@ def _nearest(place: FaultPlace) -> str:
     if namesakes:
         longer = [name for key, name in neighbours.items() if key.endswith(f"_{last}")]
         return f"did you mean {' or '.join(longer) or namesakes[0]}?"
-    for candidates in (neighbours, {path[-1]: name for name, path in every.items()}):
-        if close := difflib.get_close_matches(last, candidates, 1):
+    for candidates, least in ((neighbours, 0.6), ({path[-1]: name for name, path in every.items()}, 0.8)):
+        if close := difflib.get_close_matches(last, candidates, 1, least):
             return f"did you mean {candidates[close[0]]}?"
-    return f"the keys there are {', '.join(neighbours)}"
+    return f"the keys there are {', '.join(neighbours)}; docs/moving.md says what those of TRL and verl are called here"
 
 
 def _where(addresses: Sequence[Keys], layers: Sequence[Layer], changes: Sequence[Override]) -> str:

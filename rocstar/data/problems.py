@@ -72,14 +72,15 @@ class ProblemLayout:
 # verl and SkyRL put instructions into the prompt and, as a rule, the bare question into extra_info.
 _IN_EXTRA = ("extra_info.question", "prompt")
 _VERL, _SKYRL = "reward_model.ground_truth", "reward_spec.ground_truth"
-_PLAIN = ("answer", "Answer", "final_answer", "target", "ground_truth", "solution")
+_PLAIN = ("answer", "Answer", "final_answer", "expected_answer", "target", "ground_truth", "solution")
 LAYOUTS = (
     ProblemLayout("verl", (_VERL,), _IN_EXTRA, (_VERL,)),
     ProblemLayout("skyrl", (_SKYRL, "env_class"), _IN_EXTRA, (_SKYRL, _VERL)),
     ProblemLayout("slime", ("label",), ("prompt", "question", "input"), ("label",)),
     ProblemLayout("plain", ("question",), ("question",), _PLAIN),
     ProblemLayout("trl", ("prompt",), ("prompt",), ("solution", "ground_truth", "answer", "label")),
-    ProblemLayout("plain", ("problem", "Question"), ("problem", "Question"), _PLAIN),
+    ProblemLayout("plain", ("problem", "Problem", "Question"), ("problem", "Problem", "Question"), _PLAIN),
+    ProblemLayout("messages", ("messages",), ("messages",), _PLAIN),
 )
 
 
@@ -192,7 +193,8 @@ def value_at(row: Row, name: str, where: str) -> Any:
     head, dot, rest = name.partition(".")
     if dot and isinstance(row.get(head), Mapping):
         return value_at(row[head], rest, where)
-    near = difflib.get_close_matches(name, [str(key) for key in row], n=1)
+    inner = [f"{key}.{below}" for key, value in row.items() if isinstance(value, Mapping) for below in value]
+    near = difflib.get_close_matches(name, [*map(str, row), *inner], n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
     raise DataError(f'{where}: no field "{name}" among {", ".join(map(str, row)) or "no fields at all"}{hint}')
 
@@ -296,7 +298,9 @@ def _text(value: Any, place: str, *, numbers: bool) -> str:
     expected = "a text or a number" if numbers else "a text"
     found = "an empty text" if isinstance(value, str) else as_written(value)
     kind = EmptyField if value is None or isinstance(value, str) else DataError
-    raise kind(f"{place}: expected {expected}, got {found}.")
+    parts = numbers and isinstance(value, list | dict)
+    remedy = '; with data.columns.answer = "" a reward function of your own reads such columns' if parts else ""
+    raise kind(f"{place}: expected {expected}, got {found}{remedy}.")
 
 
 def _last_box(text: str) -> str | None:

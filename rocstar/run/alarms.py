@@ -194,6 +194,8 @@ def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
         return None
     calls = tools and rows[-1].get("tool/none_share") != 1.0
     why = "some call the tool until the limit" if calls else "none ends its first turn"
+    if rows[-1].get("len/tokens") == 0.0:
+        why = "the text and the tools that the agent adds to the question leave no room for an answer"
     return Alarm(
         name="all cut",
         evidence=f"every attempt is cut by the token limit, because {why}, and none is right",

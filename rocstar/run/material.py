@@ -395,7 +395,9 @@ def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
 def _unasked(material: Material) -> Iterator[str]:
     """Warns if RL begins with a model that was neither shown nor asked for the form of answers."""
     first, verifier = next(iter(material.recipe.stage), None), material.recipe.evaluate.verifier
-    if isinstance(first, RlStage) and verifier in SHORTEST and "boxed" not in (first_prompt(material) or ""):
+    if not isinstance(first, RlStage) or verifier not in SHORTEST or material.recipe.rollout.agent:
+        return  # an agent writes the prompts, and may judge
+    if "boxed" not in (first_prompt(material) or ""):
         yield (
             f"warning: no sft stage comes before {first.name} and the prompt does not ask for \\boxed{{}}, where "
             f"evaluate.verifier {verifier!r} looks: unless the model writes it of itself, every attempt is wrong; take "
@@ -436,10 +438,12 @@ def _positions_on(benchmark: NamedBenchmark, codec: Codec, template: Template, m
 
 def first_prompt(material: Material) -> str | None:
     """The first prompt the model will read, markers included: of the first training problem, else of the first to
-    evaluate. None without problems, and for a custom environment whose tokenizer does not exist yet."""
+    evaluate. None without problems, with an agent, which writes its own, and for a custom environment whose tokenizer
+    does not exist yet."""
     codec, parts = material.codec, material.parts
     problem = next(iter(material.questions), None)
-    if problem is None or (codec is None and material.recipe.rollout.environment is not None):
+    rollout = material.recipe.rollout
+    if problem is None or rollout.agent or (codec is None and rollout.environment is not None):
         return None
     if codec is None:
         return text_of(prompt_of(material.template, problem, parts.shown_specs))

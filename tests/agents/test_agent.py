@@ -29,9 +29,13 @@ from tests.sandbox.driver import eventually, runs
 from tests.scripted import ScriptedTool, ScriptedVerifier
 
 
-async def test_a_function_makes_the_attempt_and_sees_no_answer(tmp_path: Path) -> None:
-    agent = asking(tmp_path, "    assert problem.answer == '' and not problem.metadata\n")
-    found = await made(agent, [ANSWER], replace(PROBLEM, metadata={"level": 5}))
+async def test_a_function_makes_the_attempt_and_sees_no_answer_unless_it_asks_for_the_row(tmp_path: Path) -> None:
+    shown = "    assert problem.answer == '' and not problem.metadata\n"
+    agent = asking(tmp_path, f"{shown}    assert client.row == {{'answer': '{PROBLEM.answer}', 'level': [5]}}\n"
+                             "    client.row['level'].clear()  # a copy\n")  # fmt: skip
+    problem = replace(PROBLEM, metadata={"level": [5]})
+    assert (await made(agent, [ANSWER], problem)).stop is Stop.ANSWERED
+    found = await made(agent, [ANSWER], problem)
     assert found.stop is Stop.ANSWERED and found.outcome and found.outcome.reward == 1.0
     assert CODEC.decode(found.turns[0].completion.token_ids).startswith(ANSWER)
 

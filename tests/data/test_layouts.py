@@ -16,6 +16,9 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {"question": "1+1?", "answer": "2"}),
     ("plain", {"problem": "1+1?", "answer": "2", "solution": "It is 3."}),
     ("plain", {"problem": "1+1?", "solution": r"So $1+1=\boxed{2}$, and not {3}."}),
+    ("plain", {"problem": "1+1?", "generated_solution": "It is 3.", "expected_answer": "2"}),
+    ("plain", {"ID": "2024-I-1", "Problem": "1+1?", "Solution": "It is 3.", "Answer": 2}),
+    ("messages", {"messages": ASKED, "solution": "$2$"}),
     ("trl", {"prompt": ASKED, "solution": "$2$"}),
     ("trl", {"prompt": "1+1?", "ground_truth": "2"}),
     (
@@ -67,7 +70,7 @@ def test_parquet_with_nested_columns_is_read(tmp_path: Path) -> None:
         ({"prompt": ASKED, "label": "2", "images": [b"png"]}, 'field "images": holds pictures'),
         ({"prompt": [], "label": "2"}, "got no messages"),
         ({"prompt": ["1+1?"], "label": "2"}, "got no messages"),
-        ({"prompt": ASKED, "reward_model": {"ground_truth": ["2"]}}, 'field "reward_model.ground_truth"'),
+        ({"prompt": ASKED, "reward_model": {"ground_truth": ["2"]}}, 'got ["2"]; with data.columns.answer = "" a'),
         ({"prompt": ASKED, "label": " "}, 'field "label": expected a text or a number, got an empty text'),
     ],
 )

@@ -70,6 +70,8 @@ def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follo
     assert "a lower learning.learning_rate" in alarm.action, "one update at 500 times the right one does this"
     (alarm,) = alarms([{**HEALTHY, **cut, "tool/none_share": 0.4}])
     assert "because some call the tool until the limit" in alarm.evidence
+    (alarm,) = alarms([{**HEALTHY, **cut, "len/tokens": 0.0}])
+    assert "that the agent adds to the question leave no room" in alarm.evidence
     assert names([{**HEALTHY, **cut, "len/truncated": 0.99}]) == []
     answered: Row = {**HEALTHY, **cut, "verdict/right": 0.2}
     assert names([answered]) == [] and "all cut" not in names([answered] * WINDOW), "an agent gave answers back"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError
-from rocstar.run.material import Material, _codec_at_first, _unasked, fingerprint, read_material, unwritten
+from rocstar.run.material import Material, _codec_at_first, _unasked, fingerprint, first_prompt, read_material, unwritten
 from rocstar.run.tasks import ArithmeticTask
 from rocstar.support.exits import NOT_READY, failure, install_command
 
@@ -378,6 +378,10 @@ def test_a_model_that_nobody_asks_for_a_box_is_told_before_the_first_step(
     assert list(_unasked(replace(made, recipe=made.recipe.model_copy(update={"evaluate": evaluate}))))
     asking = {"rollout": {**compact["rollout"], "preamble": r"Answer in \boxed{}. "}}
     assert material(RL, **pretrained, **asking).notes == []
+    agent = {"rollout": {**compact["rollout"], "agent": "own_agent.py:play"}}
+    (tmp_path / "own_agent.py").write_text("def play(problem, client): ...")
+    told = material(RL, **pretrained, **agent, run={"modules": [str(tmp_path)]})
+    assert told.notes == [] and first_prompt(told) is None, "its prompts are the agent's"
     assert material(imitating(tmp_path), RL, **pretrained, **compact).notes == []
     assert (
         material(RL, **pretrained, **compact, evaluate={"verifier": "rocstar.adapters.rewards:compute_score"}).notes
