@@ -26,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 options = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in argument)
 if "broken" in options["model"]:
+    print("ERROR KeyError: 'factor'", *range(20), sep="\\n", flush=True)
     sys.exit("no such model")
 WORKER = """
 import os, time
@@ -153,7 +154,7 @@ async def test_a_server_sees_the_gpus_that_it_was_given_whatever_the_user_had_se
 async def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path: Path, stub: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
-    with pytest.raises(EngineUnavailable, match=r"(?s)ended with exit code 1 .*vllm.log says.*no such model"):
+    with pytest.raises(EngineUnavailable, match=r"(?s)ended with exit code 1 .*vllm.log says\nERROR.*no such model"):
         await VllmServer.start(settings(broken, stub))
 
 
