@@ -40,7 +40,7 @@ ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 explicitly prevents that."""
 NAME = "ROCSTAR_SERVER_NAME"  # variable that inside_vllm/rocstar_vllm_worker.py reads
 LOG_LINES = 15  # of the log, in the error about a server that did not start
-CAUSE = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+CAUSE = re.compile(r"(^|\] )[\w.]+(Error|Exception): ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
