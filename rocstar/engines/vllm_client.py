@@ -27,7 +27,10 @@ VERSIONS = 10**9
 NAN = -9999.0  # what vLLM writes in place of a log-probability that is not a number
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORTED}
 METRIC = re.compile(r"^vllm:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
-CACHE = re.compile(r'^vllm:cache_config_info\{(?=.*\bblock_size="(\d+)").*\bkv_cache_size_tokens="(\d+)"', re.MULTILINE)
+CACHE = re.compile(
+    r'^vllm:cache_config_info\{(?=.*\bblock_size="(\d+)")(?=.*\bnum_gpu_blocks="(\d+)").*\bkv_cache_size_tokens="(\d+)"',
+    re.MULTILINE,
+)
 
 T = TypeVar("T")
 
@@ -313,12 +316,14 @@ def read_metrics(text: str, url: str) -> VllmMetrics:
         if not 0 <= (used := found["kv_cache_usage_perc"]) <= 1:
             raise ValueError(f"{used} of its KV cache is in use")
         return VllmMetrics(
-            capacity_tokens=int(cache[2]) - int(cache[1]),  # vLLM keeps one block for itself
+            # vLLM keeps one block for itself; a block holds fewer tokens than its size where requests are shorter, or
+            # layers with windows take blocks of their own.
+            capacity_tokens=int(cache[3]) * (int(cache[2]) - 1) // int(cache[2]),
             block_tokens=max(1, int(cache[1])),
             used_share=used,
             running=int(found["num_requests_running"]),
             produced_tokens=int(found["generation_tokens_total"]),
             preemptions=int(found["num_preemptions_total"]),
         )
-    except (KeyError, ValueError, OverflowError) as error:
+    except (KeyError, ValueError, ArithmeticError) as error:
         raise EngineUnavailable(f"vLLM at {url} has no such figure in its /metrics: {error}") from error

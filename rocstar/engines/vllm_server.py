@@ -40,6 +40,7 @@ ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 explicitly prevents that."""
 NAME = "ROCSTAR_SERVER_NAME"  # variable that inside_vllm/rocstar_vllm_worker.py reads
 LOG_LINES = 15  # of the log, in the error about a server that did not start
+CAUSE = re.compile(r"(^|\] )[\w.]+(Error|Exception): ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +152,9 @@ class VllmServer:
             while not await _answers(http, f"{self.url}/health"):
                 waited = time.monotonic() - started
                 if (code := self._process.poll()) is not None:
-                    lines = settings.log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
-                    log_end = "\n".join((f"the end of {settings.log} says", *lines))
+                    lines = settings.log.read_text(errors="replace").strip().splitlines()
+                    causes = list(filter(CAUSE.search, lines[:-LOG_LINES]))[-LOG_LINES:]  # of vLLM's other processes
+                    log_end = "\n".join((f"the end of {settings.log} says", *causes, *lines[-LOG_LINES:]))
                     raise EngineUnavailable(f"vLLM {how_ended(code)} as it started: {log_end}")
                 if waited > START_SECONDS:
                     raise EngineUnavailable(f"vLLM did not answer within {START_SECONDS:.0f} s; see {settings.log}")

@@ -54,7 +54,7 @@ COMPLETIONS = ("/v1/chat/completions", "/inference/v1/generate")
 WORK = (*COMPLETIONS, "/run_code", "tools/call")
 """Requests that may be corrupted, by path or by the method of a remote procedure call."""
 METRICS = """\
-vllm:cache_config_info{block_size="16",kv_cache_size_tokens="1048576"} 1.0
+vllm:cache_config_info{block_size="16",kv_cache_size_tokens="1048576",num_gpu_blocks="65536"} 1.0
 vllm:kv_cache_usage_perc{engine="0"} 0.0
 vllm:num_requests_running{engine="0"} 1.0
 vllm:generation_tokens_total{engine="0"} 0.0

@@ -81,7 +81,7 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._inode = self._at = 0
+        self._at, self._last = 0, b""
 
     def fresh(self) -> tuple[bool, Sequence[bytes]]:
         """(whether the file is read from its beginning, because it was replaced or became shorter (resume) or this is
@@ -91,10 +91,10 @@ class Tail:
         except FileNotFoundError:
             return False, ()
         with file:
-            found = os.fstat(file.fileno())
-            anew = found.st_ino != self._inode or found.st_size < self._at
-            self._inode, self._at = found.st_ino, 0 if anew else self._at
-            file.seek(self._at)
+            file.seek(self._at - len(self._last))  # not by its inode, which a new file gets again where one was removed
+            if anew := not self._last or file.read(len(self._last)) != self._last:
+                self._at = file.seek(0)
             lines = list(takewhile(lambda line: line.endswith(b"\n"), file))
         self._at += sum(map(len, lines))
+        self._last = lines[-1] if lines else b"" if anew else self._last
         return anew, lines

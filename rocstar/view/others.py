@@ -222,15 +222,17 @@ def _traces(row: Fields) -> Made:
             "stop": trace.pop("stop_condition", None),
             "step": work.get("step"),
         }
-        paths = list[list[Fields]]()  # to each node
+        usages = {call.get("node"): call.get("usage") or {} for call in trace.get("calls") or ()}
+        spent, paths = list[int](), list[list[int]]()  # tokens of each node, and the nodes that lead to it
         for place, node in enumerate(nodes):
             if (before := node.get("parent")) is not None and not 0 <= before < place:
                 raise DataError(f"nodes: the parent of node {place} is {before}")
-            paths.append([*(paths[before] if before is not None else ()), node])
+            spent.append(sum(node.get("mask") or ()) or usages.get(place, {}).get("completion_tokens", 0))
+            paths.append([*(paths[before] if before is not None else ()), place])
         inner = {node.get("parent") for node in nodes}
         for path in [path for place, path in enumerate(paths) if place not in inner] or [[]]:  # [] broke at its start
-            begun = next((n for n, node in enumerate(path) if node.get("sampled")), len(path))
-            said, tokens = [node["message"] for node in path], sum(sum(node.get("mask") or ()) for node in path)
+            begun = next((n for n, place in enumerate(path) if nodes[place].get("sampled")), len(path))
+            said, tokens = [nodes[place]["message"] for place in path], sum(spent[place] for place in path)
             columns |= {"question": said[:begun], "text": said[begun:], "response_tokens": tokens or None}
             yield {**row, **trace}, columns
 

@@ -19,6 +19,7 @@ from rocstar.engines.vllm_client import VllmAnswer, read_answer, read_metrics
 from rocstar.engines.vllm_server import INSIDE, VllmServer, VllmSettings, kv_bytes
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Finish, VersionSpan
+from tests.engines.vllm_stand_in import METRICS
 
 STUB = '''
 import subprocess, sys
@@ -26,6 +27,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 options = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in argument)
 if "broken" in options["model"]:
+    print("(EngineCore) ERROR [core.py:1510] KeyError: 'factor'", *range(20), sep="\\n", flush=True)
     sys.exit("no such model")
 WORKER = """
 import os, time
@@ -153,7 +155,7 @@ async def test_a_server_sees_the_gpus_that_it_was_given_whatever_the_user_had_se
 async def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path: Path, stub: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
-    with pytest.raises(EngineUnavailable, match=r"(?s)ended with exit code 1 .*vllm.log says.*no such model"):
+    with pytest.raises(EngineUnavailable, match=r"(?s)ended with exit code 1 .*vllm.log says\n.*factor.*no such model"):
         await VllmServer.start(settings(broken, stub))
 
 
@@ -219,6 +221,14 @@ def test_an_answer_says_what_was_written_and_by_which_weights() -> None:
 def test_an_answer_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(EngineUnavailable):
         read(answer(**changes))
+
+
+def test_the_cache_is_counted_without_the_block_that_vllm_keeps() -> None:
+    """As vLLM says it of a small GPT-OSS, where four blocks of 128 are 1.33 requests of 55 tokens."""
+    said = METRICS.format(used=0.0, running=0, produced=0)
+    for old, new in (('"16"', '"128"'), ('"1040"', '"73"'), ('"65"', '"4"')):
+        said = said.replace(old, new)
+    assert read_metrics(said, "http://there").capacity_tokens == 54
 
 
 def test_metrics_that_lack_a_figure_are_refused() -> None:

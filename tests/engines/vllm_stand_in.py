@@ -13,7 +13,7 @@ from typing import Any
 VOCAB = 8
 Fault = Callable[[asyncio.StreamWriter], Awaitable[None]]
 METRICS = """\
-vllm:cache_config_info{{block_size="16",kv_cache_size_tokens="1040"}} 1.0
+vllm:cache_config_info{{block_size="16",kv_cache_size_tokens="1040",num_gpu_blocks="65"}} 1.0
 vllm:kv_cache_usage_perc{{engine="0"}} {used}
 vllm:num_requests_running{{engine="0"}} {running}
 vllm:generation_tokens_total{{engine="0"}} {produced}

@@ -228,6 +228,9 @@ def test_a_run_that_goes_on_and_is_rewound_is_followed(tmp_path: Path, monkeypat
         while steps() != {1}:
             pass
         assert client.get("/api/run/made/curves?metrics=reward/mean").json()["columns"]["reward/mean"] == [0.1]
+        longer = '{"step": 1, "reward/mean": 0.7, "more": "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}\n'
+        run.metrics.write_text(longer * 3)  # as a new run of that name may be found, in the same inode
+        assert client.get("/api/run/made/curves?metrics=reward/mean").json()["columns"]["reward/mean"] == [0.7] * 3
 
 
 def test_a_search_goes_on_into_later_steps_and_forgets_what_a_rewound_run_said(

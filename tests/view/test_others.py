@@ -206,11 +206,15 @@ def episode(*, step: Any = 12, **more: Any) -> dict[str, Any]:
 
 def test_traces_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp_path: Path) -> None:
     broke = episode(nodes=[], errors=[{"type": "ModelError", "message": "gone"}])
-    write(tmp_path / "of" / "traces.jsonl", [episode(info={"long": "x" * LONGEST_FIELD}), broke])
+    evaluated = episode(calls=[{"node": 1, "usage": {"completion_tokens": 9}}, {"node": 4}, {"error": {}}])
+    for node in evaluated["traces"][0]["nodes"]:
+        node["mask"] = []  # an endpoint says how many tokens it wrote, and not which
+    write(tmp_path / "of" / "traces.jsonl", [episode(info={"long": "x" * LONGEST_FIELD}), broke, evaluated])
     with opened(tmp_path / "of", tmp_path) as page:
         assert page.name == "file:traces.jsonl"
-        first, second = page.rows()
+        first, second, third = page.rows()
         assert (first["step"], first["problem_id"], first["reward"], first["tokens"]) == (12, "4", 0.75, 12)
+        assert third["tokens"] == 9
         assert (first["calls"], first["failed_calls"], first["errors"]) == (1, 1, ["ZeroDivisionError"])
         assert first["stop"] == "max_turns_reached" and second["fault"] == "ModelError: gone"
         shown = page.attempt(first)

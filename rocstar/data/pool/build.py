@@ -226,11 +226,11 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
         drop(row_of({"rule": rule, "evidence": str(fault), "source": section.name}))
 
     for line, row in rows_and_faults(path):
+        rows += 1
+        sheet.counts[section.name, READ] += role == "source"
         try:
             if isinstance(row, DataError):
                 raise row
-            rows += 1
-            sheet.counts[section.name, READ] += role == "source"
             columns = columns or _columns_of(row, section, f"{path}, line {line}", role)
             where = f"{path}, line {line}"
             problem = _alone(problem_of(row, columns, where=where, source=section.name, line=line), where)

@@ -155,7 +155,7 @@ def test_bad_rows_are_dropped_as_far_as_the_config_allows(tmp_path: Path) -> Non
     assert (cells.total("bad_row"), cells.total("kept")) == (1, 1)
     write(tmp_path / "bad.jsonl", good, "{broken\n", {**good, "answer": ["5"]}, {**good, "answer": ""})
     sheet = build(config)
-    assert (sheet.total("bad_row"), sheet.total("empty"), sheet.total("kept")) == (2, 1, 1)
+    assert [sheet.total(fate) for fate in ("read", "bad_row", "empty", "kept")] == [4, 2, 1, 1]
     assert "line 2" in rows_of(config, "dropped.jsonl")[0]["evidence"]
     with pytest.raises(DataError, match="line 3"):
         build(config.model_copy(update={"limits": config.limits.model_copy(update={"max_bad_rows": 1})}))
