@@ -24,8 +24,7 @@ from typing import Any, NoReturn
 
 from rocstar.sandbox.slot import channel, notebook, program, tiers
 from rocstar.sandbox.slot.program import Base
-from rocstar.sandbox.walls import linux, plans
-from rocstar.sandbox.walls.folders import FILE_BYTES
+from rocstar.sandbox.walls import folders, linux, plans
 from rocstar.sandbox.walls.plans import Walls
 
 CHANNEL = 3  # descriptor of a slot's connection to the daemon
@@ -153,7 +152,8 @@ def warm_up(base: Base) -> None:
 
 
 class Zygote:
-    """Starts slots. `keepers`: the process id of each slot's keeper, by the slot's number."""
+    """Starts slots. `keepers`: by the slot's number the process id of its keeper or, once the slot has ended, of the
+    process that removes its folder."""
 
     def __init__(self, commands: socket.socket, workdirs: str) -> None:
         self.commands = commands
@@ -174,6 +174,7 @@ class Zygote:
             self.keepers.pop(number, None)
             self.sweep(children)
             if "lost" in command:
+                self.remove_folder(number)
                 continue
             slot = self.spawn(command, fds[0])
             if slot is not None:
@@ -185,6 +186,21 @@ class Zygote:
             if not plans.kill_children(children, self.keepers.values()):
                 return
             time.sleep(0.001)
+
+    def remove_folder(self, number: int) -> None:
+        """Remove the folder of an ended slot, beside this process, because it may hold a million files. If that fails,
+        or is not done by then, the next slot of this number does it."""
+        if not (left := folders.left_by(f"{self.workdirs}-{number}")):
+            return
+        with suppress(OSError):
+            pid = self.keepers[number] = os.fork()
+            if pid == 0:
+                try:
+                    self.commands.close()  # its end tells the daemon that the zygote has ended
+                    for folder in left:
+                        folders.remove(folder)
+                finally:
+                    os._exit(0)
 
     def spawn(self, command: dict[str, Any], fd: int) -> Slot | None:
         """Fork a slot and its keeper. Returns the slot in the slot, None in the zygote."""
@@ -216,7 +232,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
         send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (folders.FILE_BYTES, folders.FILE_BYTES))
     send_hello(connection, walls=walls)
     if walls.forks >= 0:
         os.close(walls.forks)

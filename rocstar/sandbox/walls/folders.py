@@ -30,9 +30,9 @@ class WorkFolder:
         self.user = user
 
     def make(self) -> None:
-        """Make the folder, after removing any folder that a killed predecessor left."""
+        """Make the folder, after removing any folder that a predecessor left."""
         os.makedirs(os.path.dirname(self.path), 0o711, exist_ok=True)  # slots pass through it, and do not list it
-        for left in glob.glob(f"{glob.escape(self.prefix)}-*"):
+        for left in left_by(self.prefix):
             remove(left)
         os.mkdir(self.path)
         self.renew()
@@ -46,8 +46,10 @@ class WorkFolder:
             os.chown(self.run, self.user, self.user)
         os.chmod(self.path, CLOSED)
 
-    def remove(self) -> None:
-        remove(self.path)
+
+def left_by(prefix: str) -> list[str]:
+    """The folders of ended slots with this prefix."""
+    return glob.glob(f"{glob.escape(prefix)}-*")
 
 
 def remove(folder: str) -> None:
