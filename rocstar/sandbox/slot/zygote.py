@@ -152,13 +152,14 @@ def warm_up(base: Base) -> None:
 
 
 class Zygote:
-    """Starts slots. `keepers`: by the slot's number the process id of its keeper or, once the slot has ended, of the
-    process that removes its folder."""
+    """Starts slots. By a slot's number: `keepers`, the process id of its keeper; `removers`, of the process that removes
+    what earlier slots of this number left."""
 
     def __init__(self, commands: socket.socket, workdirs: str) -> None:
         self.commands = commands
         self.workdirs = workdirs
         self.keepers: dict[int, int] = {}
+        self.removers: dict[int, int] = {}
 
     def serve(self) -> Slot | None:
         """Carry out commands; None when the daemon has closed. Returns the slot in a forked slot."""
@@ -172,9 +173,10 @@ class Zygote:
             command = json.loads(data)
             number = command["lost"] if "lost" in command else command["spawn"]
             self.keepers.pop(number, None)
+            self.removers.pop(number, None)
             self.sweep(children)
+            self.remove_folders(number)
             if "lost" in command:
-                self.remove_folder(number)
                 continue
             slot = self.spawn(command, fds[0])
             if slot is not None:
@@ -183,17 +185,17 @@ class Zygote:
     def sweep(self, children: int) -> None:
         """Kill the processes of ended slots: without a pid namespace they become children of the zygote."""
         for _ in range(MAX_SWEEPS):
-            if not plans.kill_children(children, self.keepers.values()):
+            if not plans.kill_children(children, {*self.keepers.values(), *self.removers.values()}):
                 return
             time.sleep(0.001)
 
-    def remove_folder(self, number: int) -> None:
-        """Remove the folder of an ended slot, beside this process, because it may hold a million files. If that fails,
-        or is not done by then, the next slot of this number does it."""
+    def remove_folders(self, number: int) -> None:
+        """Remove the folders of ended slots in another process, because they may hold a million files. What it leaves
+        is tried again when the next slot of this number starts or ends."""
         if not (left := folders.left_by(f"{self.workdirs}-{number}")):
             return
         with suppress(OSError):
-            pid = self.keepers[number] = os.fork()
+            pid = self.removers[number] = os.fork()
             if pid == 0:
                 try:
                     self.commands.close()  # its end tells the daemon that the zygote has ended

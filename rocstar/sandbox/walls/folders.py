@@ -23,17 +23,13 @@ class WorkFolder:
     Raises OSError in every method."""
 
     def __init__(self, prefix: str, user: int | None) -> None:
-        """prefix: of its path, unique to this slot. user: owner of `run`; None: the current user."""
-        self.prefix = prefix
+        """prefix: of its path. user: owner of `run`; None: the current user."""
         self.path = f"{prefix}-{os.urandom(8).hex()}"
         self.run = f"{self.path}/run"
         self.user = user
 
     def make(self) -> None:
-        """Make the folder, after removing any folder that a predecessor left."""
         os.makedirs(os.path.dirname(self.path), 0o711, exist_ok=True)  # slots pass through it, and do not list it
-        for left in left_by(self.prefix):
-            remove(left)
         os.mkdir(self.path)
         self.renew()
 
