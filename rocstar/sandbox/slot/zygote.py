@@ -152,8 +152,8 @@ def warm_up(base: Base) -> None:
 
 
 class Zygote:
-    """Starts slots. By a slot's number: `keepers`, the process id of its keeper; `removers`, of the process that removes
-    what earlier slots of this number left."""
+    """Starts slots. By a slot's number, `keepers` has the process id of its keeper, and `removers` that of the process
+    that removes the folders of earlier slots."""
 
     def __init__(self, commands: socket.socket, workdirs: str) -> None:
         self.commands = commands
@@ -198,7 +198,7 @@ class Zygote:
             pid = self.removers[number] = os.fork()
             if pid == 0:
                 try:
-                    self.commands.close()  # its end tells the daemon that the zygote has ended
+                    os.closerange(CHANNEL, plans.LAST_DESCRIPTOR)  # by their ends the daemon sees who has ended
                     for folder in left:
                         folders.remove(folder)
                 finally:
