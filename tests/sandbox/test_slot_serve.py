@@ -65,11 +65,12 @@ def test_nothing_is_run_where_files_cannot_be_written(daemon: Daemon) -> None:
     assert daemon.run("print(1)", files={"f": b""}).stdout == "1\n", "its directory was renewed"
 
 
-def test_a_slot_whose_directory_cannot_be_renewed_ends_and_another_runs_the_next_call(daemon: Daemon) -> None:
+@pytest.mark.parametrize("how", ["it is gone", "that takes longer than the call may"])
+def test_a_slot_whose_directory_cannot_be_renewed_ends_and_another_runs_the_next_call(daemon: Daemon, how: str) -> None:
     folder, (slot,) = folder_of(daemon), daemon.slots()
     number = daemon.submit("open('f', 'w').close()\nimport time\ntime.sleep(0.5)")
     assert eventually((folder / "f").exists)
-    shutil.rmtree(folder.parent)
+    shutil.rmtree(folder.parent) if how == "it is gone" else daemon.keepers()[0].suspend()
     assert daemon.answer(number).outcome == "ok"
     assert eventually(lambda: ended(slot)) and daemon.run("1").value == "1"
 

@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,6 +39,7 @@
 #define CONTROL 3           /* descriptor of control in the program's process */
 #define OLD_DESCRIPTORS 256 /* more than a slot has; for kernels without close_range */
 #define LIST_BYTES (1 << 13) /* of process ids of children; the next read finds the rest */
+#define RENEW_MS 1000 /* for a fresh directory: an answer that waited for more might come after its wall limit */
 
 enum { STDOUT, STDERR, REPORTS, DESCRIPTORS }; /* of one call */
 
@@ -178,11 +180,13 @@ static bool is_touched(const struct slot *slot)
            changed >= nanoseconds(slot->opened);
 }
 
-/* Have the keeper give us a fresh working directory. */
+/* Have the keeper give us a fresh working directory; false if that fails, or takes long because of many files. */
 static bool renew(struct slot *slot)
 {
     char answer = 0;
-    bool heard = write(slot->reset, "r", 1) == 1 && read(slot->reset, &answer, 1) == 1;
+    struct pollfd keeper = {slot->reset, POLLIN, 0};
+    bool asked = write(slot->reset, "r", 1) == 1 && poll(&keeper, 1, RENEW_MS) == 1;
+    bool heard = asked && read(slot->reset, &answer, 1) == 1;
     return heard && answer == 1 && stat(slot->workdir, &slot->fresh) == 0;
 }
 

@@ -240,13 +240,17 @@ class Execution:
             setrlimit(RLIMIT_AS, self.all_memory)
         except (ValueError, OSError):
             pass  # the program has lowered its limit for good
-        with suppress(MemoryError):
+        try:
             frames = MEMORY_ERROR_FRAMES if isinstance(error, MemoryError) else MAX_FRAMES
             self.failure = explained(error, frames)
             return
+        except MemoryError:
+            kind = "MemoryError"
+        except Exception:  # the program has given it, or `traceback`, attributes that cannot be printed
+            kind = type(error).__name__[:MAX_TYPE]
         error.__traceback__ = error.__context__ = error.__cause__ = None  # frees the objects on the program's stack
-        write_stderr("MemoryError\n")
-        self.failure = ["MemoryError", "", None]
+        write_stderr(f"{kind}\n")
+        self.failure = [kind, "", None]
 
     def head(self) -> dict[str, object]:
         """The head of a report."""

@@ -24,8 +24,7 @@ from typing import Any, NoReturn
 
 from rocstar.sandbox.slot import channel, notebook, program, tiers
 from rocstar.sandbox.slot.program import Base
-from rocstar.sandbox.walls import linux, plans
-from rocstar.sandbox.walls.folders import FILE_BYTES
+from rocstar.sandbox.walls import folders, linux, plans
 from rocstar.sandbox.walls.plans import Walls
 
 CHANNEL = 3  # descriptor of a slot's connection to the daemon
@@ -153,12 +152,14 @@ def warm_up(base: Base) -> None:
 
 
 class Zygote:
-    """Starts slots. `keepers`: the process id of each slot's keeper, by the slot's number."""
+    """Starts slots. By a slot's number, `keepers` has the process id of its keeper, and `removers` that of the process
+    that removes the folders of earlier slots."""
 
     def __init__(self, commands: socket.socket, workdirs: str) -> None:
         self.commands = commands
         self.workdirs = workdirs
         self.keepers: dict[int, int] = {}
+        self.removers: dict[int, int] = {}
 
     def serve(self) -> Slot | None:
         """Carry out commands; None when the daemon has closed. Returns the slot in a forked slot."""
@@ -172,7 +173,9 @@ class Zygote:
             command = json.loads(data)
             number = command["lost"] if "lost" in command else command["spawn"]
             self.keepers.pop(number, None)
+            self.removers.pop(number, None)
             self.sweep(children)
+            self.remove_folders(number)
             if "lost" in command:
                 continue
             slot = self.spawn(command, fds[0])
@@ -182,9 +185,24 @@ class Zygote:
     def sweep(self, children: int) -> None:
         """Kill the processes of ended slots: without a pid namespace they become children of the zygote."""
         for _ in range(MAX_SWEEPS):
-            if not plans.kill_children(children, self.keepers.values()):
+            if not plans.kill_children(children, {*self.keepers.values(), *self.removers.values()}):
                 return
             time.sleep(0.001)
+
+    def remove_folders(self, number: int) -> None:
+        """Remove the folders of ended slots in another process, because they may hold a million files. What it leaves
+        is tried again when the next slot of this number starts or ends."""
+        if not (left := folders.left_by(f"{self.workdirs}-{number}")):
+            return
+        with suppress(OSError):
+            pid = self.removers[number] = os.fork()
+            if pid == 0:
+                try:
+                    os.closerange(CHANNEL, plans.LAST_DESCRIPTOR)  # by their ends the daemon sees who has ended
+                    for folder in left:
+                        folders.remove(folder)
+                finally:
+                    os._exit(0)
 
     def spawn(self, command: dict[str, Any], fd: int) -> Slot | None:
         """Fork a slot and its keeper. Returns the slot in the slot, None in the zygote."""
@@ -216,7 +234,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
         send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (folders.FILE_BYTES, folders.FILE_BYTES))
     send_hello(connection, walls=walls)
     if walls.forks >= 0:
         os.close(walls.forks)

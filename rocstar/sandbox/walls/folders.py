@@ -23,17 +23,13 @@ class WorkFolder:
     Raises OSError in every method."""
 
     def __init__(self, prefix: str, user: int | None) -> None:
-        """prefix: of its path, unique to this slot. user: owner of `run`; None: the current user."""
-        self.prefix = prefix
+        """prefix: of its path. user: owner of `run`; None: the current user."""
         self.path = f"{prefix}-{os.urandom(8).hex()}"
         self.run = f"{self.path}/run"
         self.user = user
 
     def make(self) -> None:
-        """Make the folder, after removing any folder that a killed predecessor left."""
         os.makedirs(os.path.dirname(self.path), 0o711, exist_ok=True)  # slots pass through it, and do not list it
-        for left in glob.glob(f"{glob.escape(self.prefix)}-*"):
-            remove(left)
         os.mkdir(self.path)
         self.renew()
 
@@ -46,8 +42,10 @@ class WorkFolder:
             os.chown(self.run, self.user, self.user)
         os.chmod(self.path, CLOSED)
 
-    def remove(self) -> None:
-        remove(self.path)
+
+def left_by(prefix: str) -> list[str]:
+    """The folders of ended slots with this prefix."""
+    return glob.glob(f"{glob.escape(prefix)}-*")
 
 
 def remove(folder: str) -> None:

@@ -120,14 +120,14 @@ def start(plan: Plan, workdir: str) -> Walls:
     return start_inside(plan, user) if plan.namespaces else start_beside(plan, user, workdir)
 
 
-def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: str, inside: Inside) -> Walls:
+def fork_slot(renew: Callable[[], None], workdir: str, inside: Inside) -> Walls:
     """Returns in the slot: its walls, as far as they are known so far. Never returns in the keeper."""
     keeper = os.getpid()
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid:
         theirs.close()
-        keep(ours, pid, renew, remove)
+        keep(ours, pid, renew)
     ours.close()
     os.setpgid(0, 0)
     (process,) = PID.unpack(theirs.recv(PID.size, socket.MSG_WAITALL) or PID.pack(0))
@@ -136,7 +136,7 @@ def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: st
     return Walls(process, keeper, theirs.detach(), workdir, inside)
 
 
-def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: Callable[[], None]) -> NoReturn:
+def keep(channel: socket.socket, slot: int, renew: Callable[[], None]) -> NoReturn:
     """The keeper's loop. Consumes a byte per request to renew the working directory, answers each; waits for nothing
     else. Ends with the slot, whose end closes the channel; if the keeper is killed, the kernel kills the slot."""
     try:
@@ -156,7 +156,6 @@ def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: C
         with suppress(ProcessLookupError):  # it has ended already
             os.kill(slot, signal.SIGKILL)
         os.waitpid(slot, 0)
-        remove()
     finally:
         os._exit(0)
 
@@ -179,8 +178,7 @@ def start_inside(plan: Plan, user: int) -> Walls:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
     inside = Inside(plan.needs_root, True)
-    # There is nothing to remove at the end: the mounts go with their namespace.
-    walls = fork_slot(partial(rootfs.renew_workdir, workdir), lambda: None, workdir, inside)
+    walls = fork_slot(partial(rootfs.renew_workdir, workdir), workdir, inside)
     socket.sethostname("sandbox")
     rootfs.build(workdir)
     linux.drop_bounding_set()
@@ -201,7 +199,7 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
     folder = WorkFolder(workdir, user if is_apart else None)
     folder.make()
     inside = Inside(is_apart, False)
-    walls = fork_slot(folder.renew, folder.remove, folder.run, inside)
+    walls = fork_slot(folder.renew, folder.run, inside)
     linux.become_subreaper()
     walls = walls._replace(children=open_children(), may_count=is_apart or plan is CONFINED)
     linux.drop_bounding_set()
