@@ -15,6 +15,7 @@ LOADED = (
     "rocstar.record.trackers",
     "rocstar.engines.vllm_server",
     "rocstar.answers.judge",
+    "transformers.conversion_mapping",
     "transformers.models.qwen3.modeling_qwen3",
     "pyarrow.parquet",
     "pandas",
@@ -23,6 +24,9 @@ LOADED = (
 with uncollected():
     for name in LOADED:
         import_module(name)
-    sys.modules["rocstar.answers.judge"].warm()  # grammars, that every judge would build anew
+    # What every judge, command and learner would build anew: grammars, options, how checkpoints name weights.
+    sys.modules["rocstar.answers.judge"].warm()
+    sys.modules["rocstar.cli.main"].click_command()
+    sys.modules["transformers.conversion_mapping"].get_checkpoint_conversion_mapping("")
 logging.disable(logging.NOTSET)  # what it sets for its own process alone
 sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)

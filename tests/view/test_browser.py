@@ -249,9 +249,7 @@ def test_each_view_is_accessible_and_fits_a_wide_and_a_narrow_screen(chromium: A
             for view, wanted in VIEWS.items():
                 page = one.open(view, wanted)
                 wide = page.evaluate("document.documentElement.scrollWidth")
-                broken = page.evaluate(
-                    "axe.run({resultTypes: ['violations']}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))"
-                )
+                broken = page.evaluate(VIOLATIONS)
                 if broken or wide > width:
                     found[view, width] = broken, wide
     assert found == {}
