@@ -99,8 +99,9 @@ class ChatAnswer:
 
 
 class ChatClient:
-    """One endpoint and one model. Raises EngineUnavailable if it cannot be reached, gives an invalid answer
-    or filters it, ConfigError if it refuses the request, does not count its tokens, or answers as another model than before."""
+    """One endpoint and one model. Raises EngineUnavailable if it cannot be reached, gives an invalid answer or
+    filters it, ConfigError if it refuses the request, does not count its tokens, or answers as another model than
+    before."""
 
     def __init__(self, url: str, model: str, *, key: str | None, parallel: int, sleep: Sleep = asyncio.sleep) -> None:
         """url: up to and with `/v1`. key: sent as a bearer token, never shown. parallel: requests at once. Raises

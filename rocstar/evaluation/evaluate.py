@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 from rocstar.dialogue.segments import text_of
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.intervals import figure
-from rocstar.evaluation.metrics import EvalSummary, accuracy_by_budget, is_judged, is_right, maj_at_k, summarise, votes_PR
+from rocstar.evaluation.metrics import (
+    EvalSummary,
+    accuracy_by_budget,
+    is_judged,
+    is_right,
+    maj_at_k,
+    summarise,
+    votes_PR,
+)
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec, Verifier
 from rocstar.record.atomic import plain, write_json

@@ -1,8 +1,8 @@
 """Stores an evaluation's answers as they come, so that a repetition after a kill requests only the missing ones.
 
-One JSONL file, a line per answer: an attempt, a judge's text, or a model's name. A service failure is no answer and is repeated, and so
-is a request made under other settings. Not here: the finished evaluation (`evaluate.py`), after which the file is
-deleted."""
+One JSONL file, a line per answer: an attempt, a judge's text, or a model's name. A service failure is no answer and is
+repeated, and so is a request made under other settings. Not here: the finished evaluation (`evaluate.py`), after which
+the file is deleted."""
 
 from __future__ import annotations
 

@@ -166,8 +166,8 @@ class _Results(io.FileIO):
 
 
 def tell_without_fail() -> None:
-    """From now on a message that cannot be written is lost, and so is a result that nobody reads any more: a run of days
-    must not end because its terminal, the pipe of `| tee` or the disk of its log is gone."""
+    """From now on a message that cannot be written is lost, and so is a result that nobody reads any more: a run of
+    days must not end because its terminal, the pipe of `| tee` or the disk of its log is gone."""
     for name, number, kind in (("stdout", STDOUT, _Results), ("stderr", STDERR, _Telling)):
         given = getattr(sys, name)
         with suppress(OSError):  # a stream that is no file, of a program that calls `main` itself, stays
