@@ -15,7 +15,15 @@ from pydantic import ValidationError
 
 from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError
-from rocstar.run.material import Material, _codec_at_first, _unasked, fingerprint, first_prompt, read_material, unwritten
+from rocstar.run.material import (
+    Material,
+    _codec_at_first,
+    _unasked,
+    fingerprint,
+    first_prompt,
+    read_material,
+    unwritten,
+)
 from rocstar.run.tasks import ArithmeticTask
 from rocstar.support.exits import NOT_READY, failure, install_command
 
