@@ -213,7 +213,7 @@ def signature_of(function: Function, name: str = "the reward function") -> str:
     if "solution_str" in parameters:
         return VERL
     raise ConfigError(
-        f"{name} takes ({', '.join(parameters)}); TRL's signature has completions, verl's has solution_str: call it from "
+        f"{name} takes ({', '.join(parameters)}); TRL's signature has completions, verl's solution_str; call it from "
         "a function with one of these (docs/moving.md)."
     )
 
@@ -325,8 +325,8 @@ def failures_on_answer(name: str, folders: Sequence[Path | str], problem: Proble
         asyncio.run(RewardCalls(load_reward(name, folders)).reward_of(problem, said, "it"))
     except (ConfigError, VerifierUnavailable) as error:
         yield (
-            f"warning: for the first problem's own answer, in a box, {error} Attempts without a reward halt the run; "
-            f"try it on all problems: rocstar reward test {name} --data FILE"
+            f"warning: for the first problem's own answer, in a box, {str(error).rstrip('.')}. Attempts without a "
+            f"reward halt the run; try it on all problems: rocstar reward test {name} --data FILE"
         )
 
 

@@ -15,7 +15,15 @@ from pydantic import ValidationError
 
 from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError
-from rocstar.run.material import Material, _codec_at_first, _unasked, fingerprint, first_prompt, read_material, unwritten
+from rocstar.run.material import (
+    Material,
+    _codec_at_first,
+    _unasked,
+    fingerprint,
+    first_prompt,
+    read_material,
+    unwritten,
+)
 from rocstar.run.tasks import ArithmeticTask
 from rocstar.support.exits import NOT_READY, failure, install_command
 
@@ -141,6 +149,7 @@ def test_a_reward_function_that_fails_on_the_right_answer_is_told_before_anythin
     """At 058688ea one that took a list of messages for a text was told after the cold start and an evaluation."""
     (tmp_path / "own_reward.py").write_text(
         "def right(completions, answer, **_):\n    return [float(completions[0][-1].strip() == answer)]\n"
+        "def bare(completions, **_):\n    return 1.0\n"
     )
     own = {"run": {"modules": [str(tmp_path)]}, "evaluate": {"problems": 0, "verifier": "own_reward.py:right"}}
 
@@ -154,6 +163,8 @@ def test_a_reward_function_that_fails_on_the_right_answer_is_told_before_anythin
     assert told.startswith(
         f"warning: for the first problem's own answer, in a box, your reward function own_reward.py:right {raised}"
     )
+    own["evaluate"]["verifier"] = "own_reward.py:bare"
+    assert "one number for each completion. Attempts without" in notes("1+1?")[0]
 
 
 def test_a_missing_ray_is_told_before_there_is_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
