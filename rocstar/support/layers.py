@@ -33,6 +33,7 @@ STATES = ("mamba_d_state", "linear_num_key_heads")
 SINKS = ("gpt_oss",)
 """Families whose layers also attend to a learnt sink, which no key shows."""
 RULES = frozenset({"torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"})
+BLOCK = 64  # tokens; the chunk in which a learner sums a rule
 CONVOLUTIONS = frozenset({"causal_conv1d_fn", "causal_conv1d_update"})
 
 
