@@ -107,6 +107,7 @@ class Roller:
         most: int | None = None,
     ) -> Trajectory:
         """One attempt, not yet verified; its randomness follows from `sampling.seed`. See `run_episode`."""
+        sampling = replace(sampling, stop_token_ids=self.stop_token_ids)
         async with self.places:
             if self.agent:
                 return await self.agent.attempt(self, problem, index, sampling)
@@ -115,7 +116,7 @@ class Roller:
                 self.environment(problem, self.conversation, self.limits, sampling.seed),
                 problem,
                 index=index,
-                sampling=replace(sampling, stop_token_ids=self.stop_token_ids),
+                sampling=sampling,
                 session_id=f"{sampling.seed:x}/{problem.id}/{index}",
                 note=self.note,
                 before=before,
