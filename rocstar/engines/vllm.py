@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from rocstar.engines.base import Earlier, refuse_impossible
+from rocstar.engines.base import NOTHING, refuse_impossible, with_earlier
 from rocstar.engines.sending import CallWorkers, SendWeights
 from rocstar.engines.vllm_client import PATIENCE_SECONDS, VllmClient, VllmMetrics
 from rocstar.engines.vllm_server import (
@@ -137,7 +137,7 @@ class VllmEngine:
         self._name, self._numbers = secrets.token_hex(4), count()  # no two engines give a request the same id
         self._version = 0
         self._metrics = self._first = VllmMetrics()
-        self._earlier = Earlier()
+        self._earlier = NOTHING
         self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
 
     @property
@@ -166,7 +166,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End a server of its own, leave one at a URL unchanged; callers get EngineUnavailable."""
-        self._earlier.keep(self.load())
+        self._earlier = self.load()
         self._broken = f"the engine {self.url} was closed"
         self._first, self._metrics = (
             VllmMetrics(),
@@ -254,7 +254,7 @@ class VllmEngine:
             recomputed_tokens=self._recomputed,
             evictions=self._evictions + max(0, preempted),
         )
-        return self._earlier.and_load(load)
+        return with_earlier(load, self._earlier)
 
     async def load_weights(self, weights: Weights) -> None:
         """Pause, exchange, resume, and check the canary rows. Requests in flight continue under the new weights, which
