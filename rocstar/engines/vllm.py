@@ -168,10 +168,7 @@ class VllmEngine:
         """End a server of its own, leave one at a URL unchanged; callers get EngineUnavailable."""
         self._earlier = self.load()
         self._broken = f"the engine {self.url} was closed"
-        self._first, self._metrics = (
-            VllmMetrics(),
-            replace(VllmMetrics(), capacity_tokens=self._metrics.capacity_tokens),
-        )
+        self._first, self._metrics = VllmMetrics(), VllmMetrics(capacity_tokens=self._metrics.capacity_tokens)
         self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
         if self._watch:
             self._watch.cancel()
