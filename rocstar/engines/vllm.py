@@ -37,7 +37,6 @@ from rocstar.engines.vllm_server import (
     SCHEDULING,
     RunningServer,
     StartServer,
-    Tell,
     VllmServer,
     VllmSettings,
 )
@@ -111,14 +110,11 @@ class VllmEngine:
         vocab_size: int,
         patience_seconds: float = PATIENCE_SECONDS,
         start: StartServer = VllmServer.start,
-        tell: Tell = lambda line: None,
     ) -> None:
         """patience_seconds: a server that takes longer for an answer that needs no tokens has failed; whether it makes
-        progress with requests is the fleet's to judge. start: starts a server of its own. tell: called with lines of
-        progress while a server starts."""
+        progress with requests is the fleet's to judge. start: starts a server of its own."""
         self._server_name = ""
-        self._place, self._known, self._patience, self._tell = server, vocab_size, patience_seconds, tell
-        self._start = start
+        self._place, self._known, self._patience, self._start = server, vocab_size, patience_seconds, start
         self.url = server if isinstance(server, str) else ""
         self._server: RunningServer | None = None
         self._client: VllmClient | None = None
@@ -158,7 +154,7 @@ class VllmEngine:
         if isinstance(self._place, VllmSettings):
             self._server_name = secrets.token_hex(8)
             settings = replace(_beginning(self._place, newest and newest()), name=self._server_name)
-            self._server = await self._start(settings, self._tell)
+            self._server = await self._start(settings)
             self.url = self._server.url
         await self._open(VllmClient(self.url, self._patience))
         if newest and (weights := newest()):
