@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 from rocstar.errors import ConfigError
@@ -75,17 +75,6 @@ def windows_of(model: Any, positions: int) -> Iterator[None]:
             owner.sliding_window = width
 
 
-class Instead:
-    """A module with some of its names replaced."""
-
-    def __init__(self, module: Any, **others: Any) -> None:
-        self._module = module
-        vars(self).update(others)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 def sum_in_float64(model: Any) -> None:
     """Change all gated delta rules of `model`; outputs of such layers keep their dtype, states of rules are float64."""
     for module in model.modules():
@@ -93,8 +82,8 @@ def sum_in_float64(model: Any) -> None:
         called, there = set(forward.__code__.co_names), forward.__globals__
         if called & RULES:
             torch, functional = there["torch"], there["F"]
-            convolution = Instead(functional, conv1d=partial(_depthwise, functional.pad))
-            modules = {"torch": Instead(torch, float32=torch.float64), "F": convolution}
+            convolution = SimpleNamespace(**{**vars(functional), "conv1d": partial(_depthwise, functional.pad)})
+            modules = {"torch": SimpleNamespace(**{**vars(torch), "float32": torch.float64}), "F": convolution}
             changed = {n: _with(inspect.unwrap(there[n]), modules) for n in called & (RULES | CONVOLUTIONS)}
             module.forward = MethodType(_with(forward, changed), module)
 
