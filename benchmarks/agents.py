@@ -24,7 +24,6 @@ from rocstar.agents.wire import read_chat, write_chat
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.templates import template_named
 from rocstar.protocols import ForwardingEngine
-from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation
 from rocstar.types import Completion, EngineLoad, Finish, Problem, Sampling, Trajectory, VersionSpan
 
@@ -61,15 +60,11 @@ class Answering(ForwardingEngine):
 
 
 def attempts_of(engine: Answering, count: int) -> list[AgentAttempt]:
-    roller = Roller(
-        engine=engine,
-        conversation=Conversation(codec=CODEC, template=TEMPLATE, tools=(), feedback=str),
-        verifier=None,  # type: ignore[arg-type]  # nothing is judged here
-        limits=AttemptLimits(max_turns=CALLS, max_response_tokens=10_000, max_parallel_calls=1),
-        stop_token_ids=(STOP,),
-    )
-    problem, sampling = Problem(id="p", question="question", answer=""), Sampling(max_new_tokens=1)
-    return [AgentAttempt(roller, problem, sampling, str(number)) for number in range(count)]
+    conversation = Conversation(codec=CODEC, template=TEMPLATE, tools=(), feedback=str)
+    limits = AttemptLimits(max_turns=CALLS, max_response_tokens=10_000, max_parallel_calls=1)
+    problem = Problem(id="p", question="question", answer="")
+    sampling = Sampling(max_new_tokens=1, stop_token_ids=(STOP,))
+    return [AgentAttempt(engine, conversation, limits, problem, sampling, str(number)) for number in range(count)]
 
 
 async def session(ask: Any, number: int) -> None:

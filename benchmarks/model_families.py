@@ -42,12 +42,12 @@ sys.path.insert(0, str(ROOT))
 from rocstar.config.sections import Recipe
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import MODEL_PREAMBLE, tool_schema
+from rocstar.dialogue.template import MODEL_PREAMBLE
 from rocstar.dialogue.templates import template_for
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.parts.build import AttemptParts
-from rocstar.protocols import ToolSpec
+from rocstar.protocols import ToolSpec, tool_schema
 from rocstar.serving.agent import VisibleText
 from tests.dialogue.folders import DATA, LLAMA, LLAMA_MARKERS, THINKING, published_qwen
 from tests.tiny_run import write_rows

@@ -152,6 +152,21 @@ class ToolSpec:
     """Other names the same tool answers to; not shown to the model."""
 
 
+def tool_schema(spec: ToolSpec) -> dict[str, Any]:
+    """A tool as OpenAI-style function schema, the form `apply_chat_template(tools=...)` takes."""
+    function = {"name": spec.name, "description": spec.description, "parameters": _plain(spec.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and sequences as dict and list, which is all that JSON writers take."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value
+
+
 class Tool(Protocol):
     """Something the model can call.
 
@@ -281,4 +296,19 @@ class TextCodec(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Ids to text, special tokens kept."""
+        ...
+
+
+class Marked(Protocol):
+    """The part of a chat template that a codec needs; one whose answers end otherwise than its calls also has
+    `answer_stop`, and one of ours the `markers` that a tokenizer trained for it keeps whole."""
+
+    @property
+    def stop(self) -> str:
+        """The marker that ends an assistant turn; a single token in every tokenizer used."""
+        ...
+
+    @property
+    def jinja(self) -> str | None:
+        """Jinja source for the `chat_template` of a saved tokenizer; None to keep what the tokenizer came with."""
         ...

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rocstar.answers.verifier import settled
+from rocstar.answers.extract import settled
 from rocstar.errors import EngineUnavailable, SandboxUnavailable, VerifierUnavailable
 from rocstar.protocols import TextCodec, ToolSpec
 from rocstar.tools.arguments import bad_call, text_arguments

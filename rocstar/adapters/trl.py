@@ -36,13 +36,14 @@ class PythonEnvironment:
         self._sandbox = sandbox
         self._notebook: NotebookTool | None = None
         self._results: list[ToolResult] = []
-        self._outage: str | None = None
+        self.outage: str | None = None
+        """Why the sandbox failed under this attempt; None where it did not."""
 
     def reset(self, **columns: Any) -> None:
         """Begin a new attempt."""
         if self._notebook is not None:
             self._sandbox.submit(self._notebook.close()).result()
-        self._notebook, self._results, self._outage = None, [], None
+        self._notebook, self._results, self.outage = None, [], None
 
     def python(self, code: str) -> str:
         """
@@ -56,7 +57,7 @@ class PythonEnvironment:
                 self._notebook = self._sandbox.notebook()
             result = self._sandbox.submit(self._notebook.run(self._sandbox.call(code))).result()
         except SandboxUnavailable as error:
-            self._outage = str(error)
+            self.outage = str(error)
             raise  # TRL shows the model a sentence and goes on; RocTrainer leaves the attempt out
         self._results.append(result)
         return self._sandbox.shown(result)
@@ -65,11 +66,6 @@ class PythonEnvironment:
     def results(self) -> tuple[ToolResult, ...]:
         """Results of this attempt's cells, in order."""
         return tuple(self._results)
-
-    @property
-    def outage(self) -> str | None:
-        """Why the sandbox failed under this attempt; None where it did not."""
-        return self._outage
 
 
 def python_environments(sandbox: SandboxThread) -> Callable[[], PythonEnvironment]:

@@ -202,7 +202,7 @@ class GatewayAgent:
     async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         started = time.monotonic()
         name = f"{sampling.seed:x}/{problem.id}/{index}"
-        attempt = AgentAttempt(roller, problem, sampling, name)
+        attempt = AgentAttempt(roller.engine, roller.conversation, roller.limits, problem, sampling, name)
         roller.note(name, "an agent")
         try:
             async with self._places, self._gateway.opened(attempt) as key:

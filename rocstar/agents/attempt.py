@@ -3,30 +3,55 @@
 An outage that reached the agent makes the attempt ENVIRONMENT_FAILED, whatever the agent did then; the agent's own
 errors count as its own. A request that it gives up continues until the reason is known: a stalled engine recovers or is
 lost, and a call whose program had not started was delayed by us. `rollout.max_turns` and `rollout.max_response_tokens`
-limit requests and tokens."""
+limit requests and tokens.
+
+Each request repeats the whole history, as a list of messages. The part up to an earlier answer is matched to the tokens
+of that answer, never to its text, so the learner gets exactly the sampled tokens:
+
+    request 1   U                      -> tokens  [U] A
+    request 2   U A T                  continues  [U] A [T] B           one conversation, A and B learnt from once each
+    request 3   U A T'   (a retry)     begins     [U A T'] C            a second one: U A T' are its prompt
+    request 4   S        (a summary)   begins     [S] D                 a third
+
+An answer that the agent sends back changed (thoughts dropped, calls rewritten) matches nothing: the request is rendered
+from its messages, as a new conversation. Source: ours."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, TypeVar
 
-from rocstar.agents.conversations import Conversations, Thread
 from rocstar.agents.wire import Answer
-from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
+from rocstar.data.sft.format import HALF_PAIR, Chat, FunctionCall, Message, Refusal, Refused, Role
+from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.marked_calls import typed
-from rocstar.dialogue.template import prompt_of
+from rocstar.dialogue.segments import text_of
+from rocstar.dialogue.template import end_of_answer, prompt_of
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
-from rocstar.protocols import Tool
-from rocstar.rollout.collect import Roller
+from rocstar.protocols import Engine, Tool, ToolSpec, tool_schema
+from rocstar.rollout.environment import AttemptLimits, Conversation
 from rocstar.rollout.fleet import LATE_SECONDS
-from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, Trajectory, Turn, seed_for, spans_of
+from rocstar.types import (
+    Completion,
+    Finish,
+    Problem,
+    Sampling,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    seed_for,
+    spans_of,
+)
 
 T = TypeVar("T")
 FIRST_LOOK_SECONDS = LATE_SECONDS  # after a request was given up: the fleet has looked since, or knows it is late
@@ -44,16 +69,23 @@ class AgentFailed(RocstarError):
 class AgentAttempt:
     """An agent's attempt at one problem. Its own tools are created here and closed by `close`."""
 
-    def __init__(self, roller: Roller, problem: Problem, sampling: Sampling, name: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        conversation: Conversation,
+        limits: AttemptLimits,
+        problem: Problem,
+        sampling: Sampling,
+        name: str,
+    ) -> None:
         """sampling: of every completion; its seed is the attempt's. name: of the attempt, for engines."""
-        self._roller, self._sampling = roller, sampling
-        conversation = roller.conversation
+        self._engine, self._conversation, self._limits, self._sampling = engine, conversation, limits, sampling
         self.problem = replace(problem, answer="", metadata={}, messages=tuple(map(dict, problem.messages)))
         """The problem's fields that the agent gets; its messages are copies, which it may change."""
         self._own = conversation.own_tools()
         self._tools = conversation.by_name(self._own)
         self._opening = conversation.ids(prompt_of(conversation.template, problem, ()))
-        self._room = len(self._opening) + roller.limits.max_response_tokens
+        self._room = len(self._opening) + limits.max_response_tokens
         """The most tokens of a conversation."""
         self._said = Conversations(conversation, name)
         self._seen: Counter[tuple[int, ...]] = Counter()
@@ -79,7 +111,7 @@ class AgentAttempt:
         """The model's answer. most: its limit of tokens; None: all the room. stops: it ends before the first of these
         texts. Raises DataError for a request that can't be obeyed, AttemptOver past the limits, Unavailable."""
         self._refuse_late()
-        if self._requests >= (turns := self._roller.limits.max_turns):
+        if self._requests >= (turns := self._limits.max_turns):
             self.stop, self.refused = Stop.MAX_TURNS, True
             raise AttemptOver(f"the attempt has made the {turns} requests that rollout.max_turns allows")
         self._requests += 1
@@ -123,7 +155,7 @@ class AgentAttempt:
         await asyncio.gather(*self.asking, return_exceptions=True)
         unclosed = await asyncio.gather(*(tool.close() for tool in self._own), return_exceptions=True)
         for thread in self._said.threads:  # a cancelled request may have left any of them
-            await self._roller.engine.close_session(thread.session)
+            await self._engine.close_session(thread.session)
         for error in unclosed:
             if isinstance(error, Exception):
                 self.blame(error)
@@ -151,7 +183,7 @@ class AgentAttempt:
 
     def _check(self, text: str) -> None:
         """Raises AttemptOver for a text without room, before it is encoded, which would block the run."""
-        if (least := self._roller.codec.least_tokens(text)) > self._room:
+        if (least := self._conversation.codec.least_tokens(text)) > self._room:
             raise self._no_room(f"at least {least}", self._room)
 
     def _no_room(self, tokens: int | str, room: int) -> AttemptOver:
@@ -174,14 +206,13 @@ class AgentAttempt:
             raise self._no_room(len(ids), len(ids) + room)
         again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1
         seed = seed_for(self._sampling.seed, again, *ids)  # independent of other requests under way
-        tokens, stops = min(room, most or room), self._roller.stop_token_ids
-        return replace(self._sampling, max_new_tokens=tokens, seed=seed, stop_token_ids=stops)
+        return replace(self._sampling, max_new_tokens=min(room, most or room), seed=seed)
 
     def _answer(
         self, thread: Thread, chat: Chat, completion: Completion, stops: Sequence[str], seconds: float
     ) -> Answer:
         """Turn a completion into an answer, and record it. seconds: its duration."""
-        conversation, ids = self._roller.conversation, thread.asked
+        conversation, ids = self._conversation, thread.asked
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         if not completion.token_ids:
@@ -205,7 +236,7 @@ class AgentAttempt:
     async def _sampled(self, thread: Thread, sampling: Sampling) -> Completion:
         """Continue a conversation. Engines keep the cache of a conversation that waits for its next request, so an
         attempt has at most one: if attempts waited for room while holding some, all could deadlock."""
-        engine, rested, self._resting = self._roller.engine, self._resting, None
+        engine, rested, self._resting = self._engine, self._resting, None
         if rested not in (None, thread):
             await engine.close_session(rested.session)
         before = engine.load()
@@ -230,7 +261,7 @@ class AgentAttempt:
         if (task := asyncio.current_task()) and sent < self.asking[task] < time.monotonic() - result.run_seconds:
             self.blame(Unavailable("a tool call was given up before its program ran"))
         self._said.ran(tool_call, result)
-        return self._roller.conversation.feedback(result)
+        return self._conversation.feedback(result)
 
     async def _held(self, work: Coroutine[Any, Any, T], request: str = "") -> T:
         """Wait for work that `close` cancels. If the agent gives it up, it continues until the reason is known. Its
@@ -251,7 +282,7 @@ class AgentAttempt:
 
     def _look_at(self, asking: asyncio.Task[Any], request: str) -> None:
         """Cancel a request that was given up, once its engine has made progress or is lost."""
-        if request in self._roller.engine.load().standing:
+        if request in self._engine.load().standing:
             asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_at, asking, request)
         elif request:
             asking.cancel()
@@ -274,8 +305,8 @@ class AgentAttempt:
 
     def _before(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
         """The completion up to the token in which one of the texts ends, and its text before it."""
-        codec, ids = self._roller.codec, completion.token_ids
-        text = codec.decode(ids[:-1] if ids[-1:] and ids[-1] in self._roller.stop_token_ids else ids)
+        codec, ids = self._conversation.codec, completion.token_ids
+        text = codec.decode(ids[:-1] if ids[-1:] and ids[-1] in self._sampling.stop_token_ids else ids)
         shown, length = min(((text.find(stop), len(stop)) for stop in stops if stop and stop in text), default=(-1, 0))
         if shown < 0:
             return completion, text
@@ -291,3 +322,126 @@ def _is_sound(call: ToolCall) -> bool:
         return not call.parse_error and bool(json.dumps(call.arguments, ensure_ascii=False, allow_nan=False).encode())
     except ValueError:  # a number that JSON lacks, half of a surrogate pair
         return False
+
+
+# -- its conversations -----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Thread:
+    """A conversation whose tokens only grow."""
+
+    session: str
+    """Its name for engines."""
+    ids: tuple[int, ...] = ()
+    """All tokens so far, the last completion included."""
+    turns: list[Turn] = field(default_factory=list)
+    """Turns; the first one has the prompt."""
+    asked: tuple[int, ...] = ()
+    """The tokens that the current completion continues; empty while there is none."""
+
+    @property
+    def request(self) -> str:
+        """The name of its next completion for engines."""
+        return f"{self.session}/{len(self.turns)}"
+
+
+class Conversations:
+    """Those of one attempt."""
+
+    def __init__(self, conversation: Conversation, name: str) -> None:
+        self._conversation, self._name = conversation, name
+        self._answers: dict[str, tuple[Thread, tuple[int, ...]]] = {}
+        """By the messages up to and including an answer: its conversation, and all tokens up to its end."""
+        self.threads: list[Thread] = []
+        """In the order of their last answers."""
+
+    def place(self, chat: Chat, check: Callable[[str], None]) -> Thread:
+        """The conversation of a request, with `asked` set. check: called with each text before it is encoded; it may
+        raise. Raises Refused for messages that do not alternate as in a conversation."""
+        _check(chat.messages)
+        conversation, template = self._conversation, self._conversation.template
+        past = max((n for n, message in enumerate(chat.messages, 1) if message.role is Role.ASSISTANT), default=0)
+        thread, given = self._answers.get(_key(chat.tools, chat.messages[:past]), (None, ()))
+        if thread:
+            texts = [message.content for message in chat.messages[past:]]  # one question, or results
+            follows = template.reply(texts) if chat.messages[past].role is Role.TOOL else template.next_question(*texts)
+            stop = template.stop if chat.messages[past].role is Role.TOOL else end_of_answer(template)
+            check(text_of(follows))
+            ids = (*given, *conversation.after_tokens(given, stop, follows))
+        else:
+            parts = tuple(pieces(chat, template, chat.tools or ()))
+            check("".join(part.text for part in parts))
+            ids = encoded(parts, conversation.codec, template.reserved).token_ids
+        if thread is None or thread.ids != given or thread.asked:
+            thread = Thread(session=f"{self._name}/{len(self.threads)}")
+            self.threads.append(thread)
+        thread.asked = ids
+        return thread
+
+    def answered(self, thread: Thread, chat: Chat, answer: Message, turn: Turn) -> None:
+        """Record the turn that answered the request; its completion reads as this message."""
+        ids = thread.asked
+        if thread.turns:
+            thread.turns[-1] = replace(thread.turns[-1], reply_ids=ids[len(thread.ids) :])
+        thread.turns.append(turn if thread.turns else replace(turn, prompt_ids=ids))
+        thread.ids = (*ids, *turn.completion.token_ids)
+        self.threads.remove(thread)
+        self.threads.append(thread)
+        self._answers[_key(chat.tools, (*chat.messages, answer))] = thread, thread.ids
+
+    def ran(self, call: ToolCall, result: ToolResult) -> None:
+        """Record a call of the run's tools with the answer before it, as that answer's own call if it made it."""
+        latest = next((thread for thread in reversed(self.threads) if thread.turns), None)
+        if latest is None:
+            return
+        last = latest.turns[-1]
+        done, calls = len(last.results), list(last.calls)
+        left = range(done, len(calls))
+        own = next((n for n in left if (calls[n].tool, calls[n].arguments) == (call.tool, call.arguments)), None)
+        calls.insert(done, call if own is None else calls.pop(own))
+        latest.turns[-1] = replace(
+            last,
+            calls=tuple(calls),
+            results=(*last.results, replace(result, call_id=calls[done].id)),
+            tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
+        )
+
+    def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
+        """(first prompt, turns) of all conversations in sequence, the one answered last at the end."""
+        turns = [turn for thread in self.threads for turn in thread.turns]
+        if not turns:
+            return (), ()
+        return turns[0].prompt_ids, (replace(turns[0], prompt_ids=()), *turns[1:])
+
+
+FOLLOWS: Mapping[Role | None, tuple[Role, ...]] = {
+    None: (Role.SYSTEM, Role.USER),
+    Role.SYSTEM: (Role.USER,),
+    Role.USER: (Role.ASSISTANT,),
+    Role.ASSISTANT: (Role.USER, Role.TOOL),
+    Role.TOOL: (Role.TOOL, Role.ASSISTANT),
+}
+
+
+def _check(messages: Sequence[Message]) -> None:
+    """Raises Refused."""
+    before = None
+    for number, message in enumerate(messages):
+        if HALF_PAIR.search(message.text):
+            raise Refused(Refusal.CHARACTERS, "messages", f"message {number} has half of a surrogate pair")
+        if message.role not in FOLLOWS[before]:
+            order = f"message {number} is of role {message.role} after {before or 'none'}"
+            raise Refused(Refusal.ROLES, "messages", f"{order}; send {' or '.join(FOLLOWS[before])}")
+        before = message.role
+    if before not in (Role.USER, Role.TOOL):
+        raise Refused(Refusal.ROLES, "messages", "end with user or tool")
+
+
+def _key(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> str:
+    """A name for messages and tools; equal ones have the same."""
+    parts: list[Any] = [tool_schema(tool) for tool in tools or ()]
+    for message in messages:
+        calls = [(call.name, json.dumps(dict(call.arguments), sort_keys=True)) for call in message.calls]
+        parts.append([message.role, message.content.strip(), calls])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,4 +1,5 @@
-"""Find the final answer in text a model wrote. Pure text scanning in linear time; the answer is judged in `grade.py`.
+"""Find the final answer in text a model wrote, and what the assistant wrote in an attempt. Pure text scanning in linear
+time; the answer is judged in `grade.py`.
 
 "so <answer>it is \\boxed{\\frac{1}{2}}</answer>"   strict and lenient: "\\frac{1}{2}"
 "so \\boxed{3} <answer>three</answer>"             strict: None, lenient: "3"
@@ -12,8 +13,17 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Literal
 
+from rocstar.dialogue.calls import CallSyntax
+from rocstar.errors import ContractBroken
+from rocstar.protocols import TextCodec
+from rocstar.types import FormatFacts, Stop, Trajectory
+
+Truncated = Literal["wrong", "graded"]
+"""What an attempt is that a limit or the end of its agent has cut: WRONG, or looked at like any other."""
+CUT = (Stop.MAX_TOKENS, Stop.MAX_TURNS, Stop.AGENT_FAILED, Stop.AGENT_TIMEOUT)
 MAX_PHRASE_CHARS = 400  # an answer in a sentence is shorter; the rest of a long line is other text
 MAX_GAP_CHARS = 60  # between two boxes of one list
 
@@ -122,3 +132,49 @@ def boxes(text: str) -> Iterator[tuple[int, int, int]]:
             box = opened.pop()
             if box is not None:
                 yield *box, match.start()
+
+
+# -- of a whole attempt ------------------------------------------------------------------------------------------------
+
+
+def settled(trajectory: Trajectory, truncated: Truncated) -> bool:
+    """Whether an attempt is WRONG unseen: a limit cut it, and such are not graded. Raises ContractBroken for an
+    ENVIRONMENT_FAILED trajectory."""
+    if trajectory.stop is Stop.ENVIRONMENT_FAILED:
+        raise ContractBroken(
+            f"attempt {trajectory.problem_id}/{trajectory.index} ended ENVIRONMENT_FAILED and has no outcome to verify."
+        )
+    return truncated == "wrong" and trajectory.stop in CUT
+
+
+def written(codec: TextCodec, calls: CallSyntax, trajectory: Trajectory, ends: Collection[int] = ()) -> list[str]:
+    """What the assistant wrote, one text per turn, without its tool calls and a last token that is one of `ends`;
+    replies are left out, so neither a tool nor a program can answer for the model."""
+    completions = (turn.completion.token_ids for turn in trajectory.turns)
+    bare = (ids[:-1] if ids and ids[-1] in ends else ids for ids in completions)
+    return [calls.strip(codec.decode(ids)) for ids in bare]
+
+
+def format_facts(texts_of_turns: Sequence[str], prompt: str = "<answer>") -> FormatFacts:
+    """Look at what the assistant wrote, one text per turn; tool replies and template text must not be in it. The prompt
+    says whether an answer block was asked for: that of our template `paper` does, those of `compact` and of most
+    published models do not, whatever stands in the question or in an environment's own words counts too.
+
+    Blocks do not span turns. The release counts over the whole response and reads tags in tool output as the
+    model's own; ours cannot. Source: paper §2.2.2 (extra `<reason>` after `<answer>`) and eq. 5."""
+    tags = [len(answer_blocks(text)) for text in texts_of_turns]
+    return FormatFacts(
+        answer_tags=sum(tags),
+        reason_after_answer=_reason_after_answer(texts_of_turns, tags),
+        boxed=any(boxed_answer(text) is not None for text in texts_of_turns),
+        answer_asked="<answer>" in prompt,
+    )
+
+
+def _reason_after_answer(texts: Sequence[str], tags: Sequence[int]) -> bool:
+    first = next((turn for turn, count in enumerate(tags) if count), None)
+    if first is None:
+        return False
+    # The first *block* closes at the first closing tag that has an opening tag before it.
+    closed = texts[first].index("</answer>", texts[first].index("<answer>"))
+    return "<reason>" in texts[first][closed:] or any("<reason>" in text for text in texts[first + 1 :])

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from rocstar.answers.cases import Case
+from rocstar.answers.extract import Truncated, settled, written
 from rocstar.answers.grade import BY_VERIFIER, Grade, Grader
-from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
+from rocstar.answers.verifier import TRUNCATED, BoxedVerifier, ToolOutputVerifier, outcome
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.errors import ConfigError, VerifierUnavailable
@@ -364,11 +365,9 @@ class RewardVerifier:
         """VerifierUnavailable where the function raised, took too long or returned nan or inf. Raises ConfigError for a
         result that is not a number, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
         cut = [settled(trajectory, self.truncated) for _, trajectory in attempts]
-        return [await self._verify(*attempt, grade) for attempt, grade in zip(attempts, cut, strict=True)]
+        return [await self._verify(*attempt, is_cut) for attempt, is_cut in zip(attempts, cut, strict=True)]
 
-    async def _verify(
-        self, problem: Problem, trajectory: Trajectory, cut: Grade | None
-    ) -> Outcome | VerifierUnavailable:
+    async def _verify(self, problem: Problem, trajectory: Trajectory, is_cut: bool) -> Outcome | VerifierUnavailable:
         """A cut attempt is wrong and earns at most 0, but the function is still called: if wrong answers get a negative
         reward, running into the limit must not be cheaper."""
         texts = written(self.codec, self.calls, trajectory, self.ends)
@@ -377,10 +376,10 @@ class RewardVerifier:
             reward = await self.rewards.reward_of(problem, Transcript.of_attempt(texts, trajectory), case)
         except VerifierUnavailable as error:
             return error
-        if cut:
+        if is_cut:
             reward = min(0.0, reward or 0.0)
         verdict = Verdict.UNDECIDED
         if reward is not None:
             verdict = Verdict.RIGHT if reward > self.right_above else Verdict.WRONG
         prompt = self.codec.decode(trajectory.prompt_ids)
-        return outcome(cut or Grade(verdict, "function", None), texts, prompt, reward)
+        return outcome(TRUNCATED if is_cut else Grade(verdict, "function", None), texts, prompt, reward)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster import learner_ranks, sandbox_nodes, vllm_servers
-from rocstar.cluster.here import Machines, started_sandbox
+from rocstar.cluster.here import Machines, start_ranks, started_sandbox
 from rocstar.cluster.places import (
     LOOPBACK,
     PlaceRequest,
@@ -54,13 +54,13 @@ def opened(recipe: Recipe, proof: Path, placement: Placement) -> Iterator[Machin
         for name in {LEARNERS, SERVERS} & groups.keys():
             refuse_unshared(groups[name], proof)
         shared = shares_gpus(placement)
+        at = groups.get(LEARNERS)
+        start = partial(learner_ranks.start, group=at, learners=placement.learners) if at else start_ranks
         servers_at = groups.get(LEARNERS if shared else SERVERS)
         is_local = not (placement.servers and servers_at) or are_here(servers_at)
         yield Machines(
             sandbox=child or stack.enter_context(_placed_sandbox(recipe.sandbox, nodes, groups[SANDBOXES])),
-            start_ranks=partial(
-                learner_ranks.start, recipe.cluster, recipe.model, os.environ, groups.get(LEARNERS), placement.learners
-            ),
+            start_ranks=partial(start, recipe.cluster, recipe.model, os.environ),
             start_server=vllm_servers.starter(servers_at, placement, assigned_gpus(groups[LEARNERS]) if shared else ()),
             engines_share_memory=is_local,
             host=LOOPBACK if is_local else own_address(),

@@ -54,13 +54,15 @@ def start_ranks(
 
     gpus: index of each rank's GPU among the visible ones; empty: the rank's number. The caller closes the ranks.
     """
+    from rocstar.learning.models import device_of
     from rocstar.learning.ranks import ALONE, join, lead
 
+    device, offload = device_of(model).type, cluster.offload_optimizer
     if "TORCHELASTIC_RUN_ID" in environment or "RANK" in environment:
-        return join(environment, model, cluster)
-    if cluster.learners == 1 and not cluster.offload_optimizer:
+        return join(environment, device, offload=offload)
+    if cluster.learners == 1 and not offload:
         return ALONE
-    return lead(cluster, model, RankProcess.begin, gpus=gpus)
+    return lead(cluster.learners, device, RankProcess.begin, offload=offload, gpus=gpus)
 
 
 class RankProcess(subprocess.Popen[bytes]):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster.here import start_ranks
 from rocstar.cluster.places import (
     LOOPBACK,
     START_SECONDS,
@@ -99,13 +98,11 @@ def start(
     cluster: ClusterSection,
     model: ModelSection,
     environment: Mapping[str, str],
-    group: PlacementGroup | None,
+    group: PlacementGroup,
     learners: Sequence[Placed],
 ) -> Ranks:
-    """As `start_ranks`, in the places of `place_request`; group None: rank 0 is the only rank and needs no place.
-    Raises ConfigError if the GPU that Ray assigns to this process is not visible here, Unavailable if Ray fails."""
-    if group is None:
-        return start_ranks(cluster, model, environment)
+    """As `here.start_ranks`, in the places of `place_request`. Raises ConfigError if the GPU that Ray assigns to this
+    process is not visible here, Unavailable if Ray fails."""
     try:
         return _placed(cluster, model, environment, group, learners)
     except (ray.exceptions.RayError, ConnectionError) as error:
@@ -119,6 +116,7 @@ def _placed(
     group: PlacementGroup,
     learners: Sequence[Placed],
 ) -> Ranks:
+    from rocstar.learning.models import device_of
     from rocstar.learning.ranks import Ranks, lead
 
     own_gpu = _own_gpu(group, environment) if learners[0].needs else 0
@@ -138,7 +136,8 @@ def _placed(
 
     host = LOOPBACK if set(addresses) <= {own_address()} else own_address()
     indices = [own_gpu, *[0] * len(actors)]  # an actor sees only its own GPU
-    return lead(cluster, model, begin, host=host, gpus=indices)
+    device, offload = device_of(model).type, cluster.offload_optimizer
+    return lead(cluster.learners, device, begin, offload=offload, host=host, gpus=indices)
 
 
 def _own_gpu(group: PlacementGroup, environment: Mapping[str, str]) -> int:

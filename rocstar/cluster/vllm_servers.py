@@ -16,7 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster.places import LOOPBACK, PlaceRequest, at, end_with_ray, gpus, own_address, sentence
-from rocstar.engines.vllm_server import START_SECONDS, StartServer, Tell, VllmServer, VllmSettings
+from rocstar.engines.vllm_server import START_SECONDS, StartServer, VllmServer, VllmSettings
 from rocstar.errors import EngineUnavailable, RocstarError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def starter(group: PlacementGroup | None, placement: Placement, shared: Sequence
         machines = {machine: tuple(gpu for at, gpu in shared if at == machine) for machine, _ in shared}
         servers = replace(placement, processes=servers).on(machines).servers
 
-    async def start(settings: VllmSettings, tell: Tell) -> RayServer:
+    async def start(settings: VllmSettings) -> RayServer:
         assert group is not None, "no place was reserved for a server"
         placed = servers[settings.place]
         if shared:  # Ray has assigned the GPUs to a learner, so the settings name them

@@ -14,9 +14,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from rocstar.dialogue.segments import Author, Segment
-from rocstar.dialogue.template import ChatMl, Template, end_of_answer
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files, read_tokenizer, without_prefix_spaces
 from rocstar.errors import ConfigError
+from rocstar.protocols import Marked
 
 
 class Codec:
@@ -103,13 +103,13 @@ class Codec:
             )
         return ids[0]
 
-    def stop_ids(self, template: Template) -> tuple[int, ...]:
+    def stop_ids(self, template: Marked) -> tuple[int, ...]:
         """Every token that ends an assistant turn: the template's stop marker first, then the end-of-sequence tokens
         named by the tokenizer and by the model's generation_config.json and config.json. Raises ConfigError."""
-        named = filter(None, (template.stop, end_of_answer(template), self._files.eos_token))
+        named = filter(None, (template.stop, getattr(template, "answer_stop", None), self._files.eos_token))
         return tuple(dict.fromkeys((*map(self.token_id, named), *self._files.eos_ids)))
 
-    def save(self, folder: Path | str, template: Template) -> None:
+    def save(self, folder: Path | str, template: Marked) -> None:
         """Write tokenizer.json, tokenizer_config.json and generation_config.json, so that transformers and vLLM load
         them, render the template, and stop where a rollout would. Settings of the tokenizer and its model are kept;
         under our own templates the stop marker becomes the end-of-sequence token. Raises ConfigError."""
@@ -120,7 +120,7 @@ class Codec:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": template.stop, **self._files.tokenizer}
         if template.jinja is not None:
             settings |= {"chat_template": template.jinja}
-            settings |= {"eos_token": template.stop} if isinstance(template, ChatMl) else {}
+            settings |= {"eos_token": template.stop} if template.stop in getattr(template, "markers", ()) else {}
         elif self._files.chat_template is not None:
             (target / "chat_template.jinja").write_text(self._files.chat_template, encoding="utf-8")
         _write(target / "tokenizer_config.json", settings)

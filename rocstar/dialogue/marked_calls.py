@@ -217,4 +217,10 @@ MARKED: Sequence[Syntax] = (
 4.5's, GPT-OSS's."""
 OPENINGS: Mapping[str, str] = {OPEN: CLOSE, TAG: "", TOOL_CALLS: "", _CALLS: _ENDS, f"{_TO}functions.": _CALLED}
 """What begins calls in a text of any syntax, and what ends them; empty where nothing but their JSON does."""
-CALL_MARKS = tuple(dict.fromkeys((*OPENINGS, *(mark for syntax in MARKED for mark in syntax.reserved))))
+_CALL_MARKS = "|".join(map(re.escape, (*OPENINGS, *(mark for syntax in MARKED for mark in syntax.reserved))))
+_TURN_END = re.compile(rf"(?:(?:(?!{_CALL_MARKS})<[|｜][^|｜<>]*[|｜]>|</s>|<end_of_turn>)\s*)+$")
+
+
+def without_end(text: str) -> str:
+    """A turn's text without the marks with which its template ends it."""
+    return _TURN_END.sub("", text)

@@ -30,10 +30,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rocstar.dialogue.calls import HERMES, LLAMA, XML, CallSyntax
 from rocstar.dialogue.marked_calls import ID, MARKED, turn_of
 from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
-from rocstar.dialogue.template import MODEL_PREAMBLE, Turns, tool_schema, with_tools
+from rocstar.dialogue.template import MODEL_PREAMBLE, Turns, with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files
 from rocstar.errors import ConfigError, first_line
-from rocstar.protocols import ToolSpec
+from rocstar.protocols import ToolSpec, tool_schema
 
 DAY = datetime(2024, 7, 26)  # the day that Llama 3's own templates fall back to
 INSTEAD = (

@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
 from rocstar.dialogue.calls import CLOSE, HERMES, OPEN, CallSyntax
 from rocstar.dialogue.segments import Segment, foreign, ours
-from rocstar.protocols import ToolSpec
+from rocstar.protocols import Marked, ToolSpec, tool_schema
 from rocstar.types import Problem
 
 START, STOP = "<|im_start|>", "<|im_end|>"
@@ -49,14 +49,9 @@ Turns = Sequence[tuple[str, str]]
 """(what the user said, what the assistant answered), in order."""
 
 
-class Template(Protocol):
+class Template(Marked, Protocol):
     """Text around completions. Promise: opening + completion + reply + completion ... is the whole conversation, and
     only segments authored by the template hold its markers."""
-
-    @property
-    def stop(self) -> str:
-        """The marker that ends an assistant turn; a single token in every tokenizer used."""
-        ...
 
     @property
     def reserved(self) -> tuple[str, ...]:
@@ -66,11 +61,6 @@ class Template(Protocol):
     @property
     def calls(self) -> CallSyntax:
         """How calls are written under this template."""
-        ...
-
-    @property
-    def jinja(self) -> str | None:
-        """Jinja source for the `chat_template` of a saved tokenizer; None to keep what the tokenizer came with."""
         ...
 
     def opening(
@@ -164,25 +154,10 @@ def end_of_answer(template: Template) -> str:
     return str(getattr(template, "answer_stop", template.stop))
 
 
-def tool_schema(spec: ToolSpec) -> dict[str, Any]:
-    """A tool as OpenAI-style function schema, the form `apply_chat_template(tools=...)` takes."""
-    function = {"name": spec.name, "description": spec.description, "parameters": _plain(spec.parameters)}
-    return {"type": "function", "function": function}
-
-
 def tools_block(tools: Sequence[ToolSpec]) -> tuple[Segment, ...]:
     """The `# Tools` section of a system message: one JSON schema a line. Source: paper Fig. 3; wording ours."""
     schemas = "".join("\n" + json.dumps(tool_schema(spec), ensure_ascii=False) for spec in tools)
     return ours(TOOLS_HEAD), foreign(schemas), ours(TOOLS_TAIL)
-
-
-def _plain(value: Any) -> Any:
-    """Mappings and sequences as dict and list, which is all that JSON writers take."""
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return value
 
 
 PAPER = ChatMl(system=SYSTEM, preamble=PREAMBLE, opened="<reason>", lists_tools=True, markers=RESERVED)

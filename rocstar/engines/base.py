@@ -21,22 +21,11 @@ def refuse_impossible(token_ids: Sequence[int], sampling: Sampling, known: int) 
         raise ConfigError(f"a request must allow at least one new token, got {sampling.max_new_tokens}")
 
 
-class Earlier:
-    """An engine's counts from before its last restart."""
-
-    def __init__(self) -> None:
-        self._load = NOTHING
-
-    def keep(self, load: EngineLoad) -> None:
-        """To be called as the engine ends. `load` has totals since its first start."""
-        self._load = load
-
-    def and_load(self, load: EngineLoad) -> EngineLoad:
-        """`load` of the engine since its restart, plus the earlier counts."""
-        before = self._load
-        return replace(
-            load,
-            produced_tokens=before.produced_tokens + load.produced_tokens,
-            recomputed_tokens=before.recomputed_tokens + load.recomputed_tokens,
-            evictions=before.evictions + load.evictions,
-        )
+def with_earlier(load: EngineLoad, before: EngineLoad) -> EngineLoad:
+    """`load` of an engine since its last restart, with the counts from before it."""
+    return replace(
+        load,
+        produced_tokens=before.produced_tokens + load.produced_tokens,
+        recomputed_tokens=before.recomputed_tokens + load.recomputed_tokens,
+        evictions=before.evictions + load.evictions,
+    )

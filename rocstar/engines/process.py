@@ -26,7 +26,7 @@ from typing import Any
 from msgspec import DecodeError, Struct, msgpack
 from msgspec.structs import replace as with_fields
 
-from rocstar.engines.base import NOTHING, Earlier
+from rocstar.engines.base import NOTHING, with_earlier
 from rocstar.errors import ConfigError, EngineUnavailable, RocstarError
 from rocstar.protocols import Engine, NewestWeights, SleepingEngine
 from rocstar.support.child import child_command, child_environment
@@ -141,8 +141,7 @@ class ProcessEngine:
         self._asked: dict[int, asyncio.Future[EngineAnswer]] = {}
         self._generating = 0
         self._ended = "has not been started"
-        self._load = NOTHING
-        self._earlier = Earlier()
+        self._load = self._earlier = NOTHING
 
     @property
     def pid(self) -> int | None:
@@ -155,7 +154,7 @@ class ProcessEngine:
     async def restart(self, newest: NewestWeights | None) -> None:
         """End the process and start one; until then calls fail. Raises EngineUnavailable, ConfigError."""
         await self.close()
-        self._earlier.keep(self.load())
+        self._earlier = self.load()
         self._load = NOTHING
         try:
             await self._spawn()
@@ -192,7 +191,7 @@ class ProcessEngine:
 
     def load(self) -> EngineLoad:
         """As the process last reported; counters persist over restarts."""
-        load = self._earlier.and_load(self._load)
+        load = with_earlier(self._load, self._earlier)
         return replace(load, waiting=max(0, self._generating - load.running))
 
     async def load_weights(self, weights: Weights) -> None:
@@ -365,7 +364,9 @@ class EngineChild:
     async def obey(self, message: object) -> None:
         """Start the work that a message requests."""
         if isinstance(message, Generate):
-            task = self.start(self._answered(message.number, partial(self._generate, message)))
+            named = {"request_id": str(message.number), "session_id": message.session_id}
+            work = partial(self._engine.generate, message.token_ids, message.sampling, **named)
+            task = self.start(self._answered(message.number, work))
             self._generating[message.number] = task
             task.add_done_callback(lambda _: self._generating.pop(message.number))
         elif isinstance(message, Abort):
@@ -385,11 +386,6 @@ class EngineChild:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _generate(self, message: Generate) -> Completion:
-        return await self._engine.generate(
-            message.token_ids, message.sampling, request_id=str(message.number), session_id=message.session_id
-        )
 
     async def _answered(self, number: int, work: Callable[[], Awaitable[Completion | None]]) -> None:
         """Send the load before the answer, so that the parent knows it when it gets the answer."""

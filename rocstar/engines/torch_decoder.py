@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from rocstar.engines.pages import PAGE, PagePool
 from rocstar.engines.torch_cache import Aim, PagedCache
+from rocstar.engines.torch_compact import filled
 from rocstar.engines.torch_forward import drop_weights, forward_of, take_weights
-from rocstar.engines.torch_graphs import filled, in_graphs
 from rocstar.engines.torch_states import MIN_ROWS
 from rocstar.engines.torch_table import Ints, SequenceTable, Work
 from rocstar.errors import EngineUnavailable
@@ -52,10 +52,12 @@ class PagedDecoder:
         self._model = model
         self._cache = PagedCache(model, pages)
         self._pages = PagePool(pages)
-        self._forward = in_graphs(forward_of(model, self._cache, positions), self._cache)
+        self._forward = forward_of(model, self._cache, positions)
         self._on_gpu = self._cache.keys.is_cuda
         self._recurrent = self._forward.is_recurrent
-        self._table = SequenceTable(self._cache, self._pages, rows=rows, positions=positions, recurrent=self._recurrent)
+        self._table = SequenceTable(
+            self._cache.copy_page, self._pages, rows=rows, positions=positions, recurrent=self._recurrent
+        )
         self._vocab_size = model.get_input_embeddings().num_embeddings if vocab_size is None else vocab_size
         self._ended: list[Ended] = []
         self._asleep = False

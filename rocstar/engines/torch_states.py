@@ -22,8 +22,7 @@ import torch
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from rocstar.engines.torch_cache import Aim, PagedCache
-from rocstar.engines.torch_table import BLOCK
-from rocstar.support.layers import RECURRENT_LAYERS, sum_in_float64
+from rocstar.support.layers import BLOCK, RECURRENT_LAYERS, sum_in_float64
 
 MIN_ROWS = 4  # tokens; CPU matrix products take another summation order below it
 LANES = 32  # numbers that torch's CPU kernels take at once; the remainder of each head rounds differently

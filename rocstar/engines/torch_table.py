@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -18,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rocstar.engines.pages import PAGE, Page, PagePool, names_of
-from rocstar.engines.torch_cache import PagedCache
+from rocstar.support.layers import BLOCK
 from rocstar.types import Sampling
 
 AGE = attrgetter("age")
-BLOCK = 64  # positions; the chunk in which transformers' gated delta rule sums
 Ints = npt.NDArray[np.int64]
 
 
@@ -133,7 +133,9 @@ class SequenceColumns:
 
 
 class SequenceTable:
-    """At most `rows` sequences decode at once, each at most `positions` tokens long, over the pages of `cache`.
+    """At most `rows` sequences decode at once, each at most `positions` tokens long, over `pages`.
+
+    copy_page: (from, to) copies the keys and values of a page.
 
     recurrent: a row's state is that of all fed tokens. Then sequences share no pages, one that continues differently is
     fed from its start, and a stretch that does not reach the end of the known tokens ends at a multiple of BLOCK
@@ -141,13 +143,13 @@ class SequenceTable:
     evicted."""
 
     def __init__(
-        self, cache: PagedCache, pages: PagePool, *, rows: int, positions: int, recurrent: bool = False
+        self, copy_page: Callable[[int, int], None], pages: PagePool, *, rows: int, positions: int, recurrent: bool
     ) -> None:
         self.columns = SequenceColumns(min(rows, pages.count), positions)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.evictions = 0
-        self._cache, self._pages, self._most, self._recurrent = cache, pages, rows, recurrent
+        self._copy_page, self._pages, self._most, self._recurrent = copy_page, pages, rows, recurrent
         self._sessions: dict[str, Sequence] = {}
         self._opened = 0
         self._rows: Ints = np.zeros(0, dtype=np.int64)
@@ -400,7 +402,7 @@ class SequenceTable:
         if own is None:
             return False
         if page is not None:
-            self._cache.copy_page(page.number, own.number)
+            self._copy_page(page.number, own.number)
             self._pages.leave(page, sequence, place)
         self._put(sequence, index, own)
         return True

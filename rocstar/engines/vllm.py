@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from rocstar.engines.base import Earlier, refuse_impossible
+from rocstar.engines.base import NOTHING, refuse_impossible, with_earlier
 from rocstar.engines.sending import CallWorkers, SendWeights
 from rocstar.engines.vllm_client import PATIENCE_SECONDS, VllmClient, VllmMetrics
 from rocstar.engines.vllm_server import (
@@ -37,7 +37,6 @@ from rocstar.engines.vllm_server import (
     SCHEDULING,
     RunningServer,
     StartServer,
-    Tell,
     VllmServer,
     VllmSettings,
 )
@@ -111,14 +110,11 @@ class VllmEngine:
         vocab_size: int,
         patience_seconds: float = PATIENCE_SECONDS,
         start: StartServer = VllmServer.start,
-        tell: Tell = lambda line: None,
     ) -> None:
         """patience_seconds: a server that takes longer for an answer that needs no tokens has failed; whether it makes
-        progress with requests is the fleet's to judge. start: starts a server of its own. tell: called with lines of
-        progress while a server starts."""
+        progress with requests is the fleet's to judge. start: starts a server of its own."""
         self._server_name = ""
-        self._place, self._known, self._patience, self._tell = server, vocab_size, patience_seconds, tell
-        self._start = start
+        self._place, self._known, self._patience, self._start = server, vocab_size, patience_seconds, start
         self.url = server if isinstance(server, str) else ""
         self._server: RunningServer | None = None
         self._client: VllmClient | None = None
@@ -137,7 +133,7 @@ class VllmEngine:
         self._name, self._numbers = secrets.token_hex(4), count()  # no two engines give a request the same id
         self._version = 0
         self._metrics = self._first = VllmMetrics()
-        self._earlier = Earlier()
+        self._earlier = NOTHING
         self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
 
     @property
@@ -158,7 +154,7 @@ class VllmEngine:
         if isinstance(self._place, VllmSettings):
             self._server_name = secrets.token_hex(8)
             settings = replace(_beginning(self._place, newest and newest()), name=self._server_name)
-            self._server = await self._start(settings, self._tell)
+            self._server = await self._start(settings)
             self.url = self._server.url
         await self._open(VllmClient(self.url, self._patience))
         if newest and (weights := newest()):
@@ -166,12 +162,9 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End a server of its own, leave one at a URL unchanged; callers get EngineUnavailable."""
-        self._earlier.keep(self.load())
+        self._earlier = self.load()
         self._broken = f"the engine {self.url} was closed"
-        self._first, self._metrics = (
-            VllmMetrics(),
-            replace(VllmMetrics(), capacity_tokens=self._metrics.capacity_tokens),
-        )
+        self._first, self._metrics = VllmMetrics(), VllmMetrics(capacity_tokens=self._metrics.capacity_tokens)
         self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
         if self._watch:
             self._watch.cancel()
@@ -254,7 +247,7 @@ class VllmEngine:
             recomputed_tokens=self._recomputed,
             evictions=self._evictions + max(0, preempted),
         )
-        return self._earlier.and_load(load)
+        return with_earlier(load, self._earlier)
 
     async def load_weights(self, weights: Weights) -> None:
         """Pause, exchange, resume, and check the canary rows. Requests in flight continue under the new weights, which

@@ -26,7 +26,6 @@ from rocstar.support.processes import how_ended
 
 INSIDE = Path(__file__).parent / "inside_vllm"
 START_SECONDS = 600.0  # until it answers; 20 to 60 are usual on two quiet cores
-TELL_SECONDS = 10.0
 END_SECONDS = 20.0  # from the request to end until a server is killed; it kills itself after 10
 GROUP_SECONDS = 10.0  # for processes that outlive a killed server to free its shared memory
 BLOCK_TOKENS = {"cpu": 128, "cuda": 16}  # vLLM's default block sizes
@@ -101,9 +100,7 @@ class RunningServer(Protocol):
         ...
 
 
-Tell = Callable[[str], None]
-"""Called with lines of progress while a server starts."""
-StartServer = Callable[[VllmSettings, Tell], Awaitable[RunningServer]]
+StartServer = Callable[[VllmSettings], Awaitable[RunningServer]]
 """Returns when the server answers. Raises ConfigError for settings that can't be obeyed, EngineUnavailable if it ends
 instead."""
 
@@ -116,14 +113,14 @@ class VllmServer:
         self._memory: set[Path] = set()
 
     @classmethod
-    async def start(cls, settings: VllmSettings, tell: Tell = lambda line: None) -> VllmServer:
+    async def start(cls, settings: VllmSettings) -> VllmServer:
         """A StartServer; if the server ends instead of answering, the error quotes the last lines of its log."""
         port = _free_port(settings.host)
         command = [str(settings.python), str(INSIDE / "rocstar_vllm_serve.py"), *_options(settings, port)]
         process = _begin(command, settings)
         server = cls(process, f"http://{settings.host}:{port}")
         try:
-            await server._until_it_answers(settings, tell)
+            await server._until_it_answers(settings)
             server._memory |= _shared_memory(process.pid)
         except BaseException:
             await server.close()
@@ -146,21 +143,17 @@ class VllmServer:
         for file in self._memory:  # of a killed server
             file.unlink(missing_ok=True)
 
-    async def _until_it_answers(self, settings: VllmSettings, tell: Tell) -> None:
-        started, reported = time.monotonic(), 0.0
+    async def _until_it_answers(self, settings: VllmSettings) -> None:
+        started = time.monotonic()
         async with httpx.AsyncClient(trust_env=False) as http:
             while not await _answers(http, f"{self.url}/health"):
-                waited = time.monotonic() - started
                 if (code := self._process.poll()) is not None:
                     lines = settings.log.read_text(errors="replace").strip().splitlines()
                     causes = list(filter(CAUSE.search, lines[:-LOG_LINES]))[-LOG_LINES:]  # of vLLM's other processes
                     log_end = "\n".join((f"the end of {settings.log} says", *causes, *lines[-LOG_LINES:]))
                     raise EngineUnavailable(f"vLLM {how_ended(code)} as it started: {log_end}")
-                if waited > START_SECONDS:
+                if time.monotonic() - started > START_SECONDS:
                     raise EngineUnavailable(f"vLLM did not answer within {START_SECONDS:.0f} s; see {settings.log}")
-                if waited - reported >= TELL_SECONDS:
-                    reported = waited
-                    tell(f"vLLM is starting on {settings.model.name}, {waited:.0f} s so far")
                 await asyncio.sleep(0.2)
 
 

@@ -22,10 +22,10 @@ from typing import Any, Literal
 from rocstar.dialogue.calls import CLOSE, HERMES, OPEN, render_call
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import Segment, text_of
-from rocstar.dialogue.template import START, STOP, ChatMl, Template, tool_schema, tools_block
+from rocstar.dialogue.template import START, STOP, ChatMl, tools_block
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.evaluation.chat_client import ChatAnswer, ChatClient, RanCall, TooLong
-from rocstar.protocols import Reply, ToolSpec, Verifier
+from rocstar.protocols import Marked, Reply, ToolSpec, Verifier, tool_schema
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, OneTurn, specs_of
 from rocstar.rollout.episode import Note, answered, note_nothing
 from rocstar.types import Completion, Finish, Problem, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Turn
@@ -49,7 +49,7 @@ class CodePoints(Codec):
     def encode_segments(self, segments: Iterable[Segment], reserved: Sequence[str]) -> list[int]:
         return self.encode(text_of(segments))
 
-    def stop_ids(self, template: Template) -> tuple[int, ...]:
+    def stop_ids(self, template: Marked) -> tuple[int, ...]:
         return ()
 
 

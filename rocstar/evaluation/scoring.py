@@ -8,14 +8,14 @@ from math import sqrt
 from statistics import fmean
 from typing import Any
 
-from rocstar.answers.verifier import format_facts, settled, written
+from rocstar.answers.extract import format_facts, settled, written
 from rocstar.dialogue.calls import CallSyntax
+from rocstar.dialogue.marked_calls import without_end
 from rocstar.errors import VerifierUnavailable
 from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.intervals import Estimate, Z, wilson
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec
-from rocstar.record.rollouts import without_end
 from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict
 
 

@@ -101,9 +101,10 @@ class Policy:
                 self._base = fingerprint_of(Path(model.name_or_path)) if model.name_or_path else None
                 adapt(model)
                 model.to(self.device if ranks.mesh is None else "cpu")
+        changes = [partial(prepare, device=self.device), *([adapt] if adapt else [])]
         with ranks.guarded("sharding the model"):
             self._known: int = ranks.share(known or (codec and codec.vocab_size))
-            self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype, adapt)
+            self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype, changes)
         if self.recomputes:
             enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are
             (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})

@@ -38,11 +38,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from rocstar.config.places import ClusterSection
-from rocstar.config.sections import ModelSection
 from rocstar.errors import RunHalted, first_line
-from rocstar.learning.forward import prepare
-from rocstar.learning.models import device_of
 
 IDLE = timedelta(days=30)  # a rank waits for rank 0 as long as rollouts take; the connection tells of its death
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
@@ -230,18 +226,18 @@ def serve_rank(environment: Mapping[str, str]) -> None:
 
 
 def lead(
-    cluster: ClusterSection,
-    model: ModelSection,
+    size: int,
+    device: str,
     begin: Callable[[Mapping[str, str]], StartedRank],
     *,
+    offload: bool = False,
     host: str = "127.0.0.1",
     gpus: Sequence[int] = (),
 ) -> Ranks:
     """This process as rank 0. `begin` starts each of the others, given its torchrun variables (see `serve_rank`).
 
-    host: where they find this process. gpus: of each rank, as for `start`. Raises RunHalted if one ends or does not
-    join before all have met."""
-    size = cluster.learners
+    device, offload: as for `join`. host: where they find this process. gpus: of each rank, as for `start`. Raises
+    RunHalted if one ends or does not join before all have met."""
     gpus = gpus or range(size)
     store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=START)
     shared = {
@@ -255,7 +251,7 @@ def lead(
         for rank in range(1, size):
             children.append(begin({**shared, "RANK": str(rank), "LOCAL_RANK": str(gpus[rank])}))
         own = {**shared, "RANK": "0", "LOCAL_RANK": str(gpus[0])}
-        return join(own, model, cluster, store=store, children=children)
+        return join(own, device, offload=offload, store=store, children=children)
     except BaseException as error:
         for child in children:
             child.end()
@@ -288,14 +284,14 @@ def _await(children: Sequence[StartedRank], shared: Store) -> None:
 
 def join(
     environment: Mapping[str, str],
-    model: ModelSection | None = None,
-    cluster: ClusterSection | None = None,
+    device: str = "",
     *,
+    offload: bool = False,
     store: TCPStore | None = None,
     children: Sequence[StartedRank] = (),
 ) -> Ranks:
-    """This process as torchrun's variables say. `model` and `cluster` are rank 0's, which writes what the others need
-    of them to the store; so is a store that already exists."""
+    """This process as torchrun's variables say. Rank 0 alone gives the kind of device that all learn on, and whether
+    optimizer state is kept in main memory, and writes both to the store. store: rank 0's, where it exists already."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     local_rank = int(environment.get("LOCAL_RANK", rank))
     if store is None:
@@ -303,8 +299,8 @@ def join(
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         store = TCPStore(host, port, size, is_master=master, timeout=START)
     shared = PrefixStore("rocstar", store)
-    if model and cluster:
-        shared.set("device", f"{device_of(model).type} {int(cluster.offload_optimizer)}")
+    if device:
+        shared.set("device", f"{device} {int(offload)}")
     kind, offloaded = shared.get("device").decode().split()
     backend = "gloo"
     if kind == "cuda":
@@ -368,10 +364,10 @@ def _broken_exchange(error: RuntimeError) -> bool:
 
 
 def shard(
-    model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, adapt: Callable[[Any], None] | None = None
+    model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, changes: Sequence[Callable[[Any], None]]
 ) -> Any:
     """A model over all ranks with the weights of rank 0's `model`; other ranks pass None and never hold the whole
-    model. adapt: a change already made to `model`.
+    model. changes: those already made to `model`, in their order.
 
     Layers are gathered one by one, in the dtype of the pass. Embeddings stay gathered between forward and backward, and
     so, in fp32, do norms and position embeddings. The LM head is excluded: `Policy.head` gathers it once for all chunks
@@ -384,10 +380,9 @@ def shard(
     own._attn_implementation = None  # what the model's class prefers, as when a folder is loaded
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(own, dtype=torch.float32, trust_remote_code=False)
-    prepare(empty, device)
+    for change in changes:
+        change(empty)
     empty.set_attn_implementation(attention)  # rank 0 has chosen it by the weights, which are not here
-    if adapt:
-        adapt(empty)
     empty.config.dtype, empty.generation_config = config.dtype, generation
     if model is not None:  # what tells the names of its folder
         empty._weight_conversions = getattr(model, "_weight_conversions", None)

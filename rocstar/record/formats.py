@@ -27,10 +27,10 @@ from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 from rocstar.dialogue.feedback import feedback_text
-from rocstar.dialogue.marked_calls import FINAL, without_channels
+from rocstar.dialogue.marked_calls import FINAL, without_channels, without_end
 from rocstar.errors import DataError
 from rocstar.record.atomic import NEW, plain
-from rocstar.record.rollouts import result_of, without_end
+from rocstar.record.rollouts import result_of
 from rocstar.support.exits import visible
 from rocstar.types import ToolResult
 

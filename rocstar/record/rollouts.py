@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rocstar.dialogue.marked_calls import CALL_MARKS, OPENINGS
+from rocstar.dialogue.marked_calls import OPENINGS, without_end
 from rocstar.errors import DataError
 from rocstar.record.atomic import plain, whole_file, write_atomic
 from rocstar.record.folder import RunFolder
@@ -100,8 +100,7 @@ LATER_COLUMNS = ("old_logprobs", "format_facts", "prompt_messages")
 Row = dict[str, Any]
 """One attempt, as returned by `decoded`."""
 
-_MARKS, _OPENS = ("|".join(map(re.escape, marks)) for marks in (CALL_MARKS, OPENINGS))
-_TURN_END = re.compile(rf"(?:(?:(?!{_MARKS})<[|｜][^|｜<>]*[|｜]>|</s>|<end_of_turn>)\s*)+$")
+_OPENS = "|".join(map(re.escape, OPENINGS))
 _CALL_OPENS = re.compile(rf"(?:(?:{_OPENS})\s*)?<[^<>]{{1,40}}>\Z|(?:{_OPENS})\Z")
 
 
@@ -295,11 +294,6 @@ def segments_of(text: str, calls: Sequence[Mapping[str, Any]]) -> list[list[int 
         found += [[at, begin, None], [begin, end, number]]
         at = end
     return [one for one in (*found, [at, max(at, last), None]) if one[2] is not None or one[0] != one[1]]
-
-
-def without_end(text: str) -> str:
-    """A turn's text without the marks with which its template ends it."""
-    return _TURN_END.sub("", text)
 
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:

@@ -62,11 +62,9 @@ class Roller:
         attempts: int,
         seed: int,
         sampling: Sampling = AS_THE_MODEL_SAYS,
-        done: Callable[[Group], None] = lambda group: None,
     ) -> list[Group]:
         """`attempts` trajectories per problem, all at once. An attempt's randomness follows from (seed, problem.id,
-        index); for a problem that is listed several times, also from its number among these. `done` is called with each
-        group once it is verified."""
+        index); for a problem that is listed several times, also from its number among these."""
         return await verified_groups(
             problems,
             lambda problem, index, identity: self.attempt(problem, index, replace(sampling, seed=seed_for(*identity))),
@@ -74,7 +72,6 @@ class Roller:
             attempts=attempts,
             seed=seed,
             note=self.note,
-            done=done,
         )
 
     async def advance(
@@ -107,6 +104,7 @@ class Roller:
         most: int | None = None,
     ) -> Trajectory:
         """One attempt, not yet verified; its randomness follows from `sampling.seed`. See `run_episode`."""
+        sampling = replace(sampling, stop_token_ids=self.stop_token_ids)
         async with self.places:
             if self.agent:
                 return await self.agent.attempt(self, problem, index, sampling)
@@ -115,7 +113,7 @@ class Roller:
                 self.environment(problem, self.conversation, self.limits, sampling.seed),
                 problem,
                 index=index,
-                sampling=replace(sampling, stop_token_ids=self.stop_token_ids),
+                sampling=sampling,
                 session_id=f"{sampling.seed:x}/{problem.id}/{index}",
                 note=self.note,
                 before=before,
@@ -135,7 +133,7 @@ async def verified_groups(
     attempts: int,
     seed: int,
     note: Note,
-    done: Callable[[Group], None],
+    done: Callable[[Group], None] = lambda group: None,
 ) -> list[Group]:
     """`attempts` at each problem, all at once; a group is verified when its last sibling ends, and passed to `done`."""
 

@@ -63,9 +63,6 @@ class Checkpoints:
         self._written_at = time.monotonic()
         self._writing_seconds = 0.0
 
-    def begin_stage(self, number: int, policy_version: int) -> None:
-        self.progress = Progress(stage=number, step=self.progress.step, policy_version=policy_version)
-
     def start_clock(self) -> None:
         """Count the time until the next checkpoint from now."""
         self._written_at = time.monotonic()

@@ -119,7 +119,8 @@ class Run:
             if number < done:
                 continue
             if self.progress.stage != number:
-                self.checkpoints.begin_stage(number, self.policy.version)
+                begun = Progress(stage=number, step=self.progress.step, policy_version=self.policy.version)
+                self.checkpoints.progress = begun
             yield stage
 
     def is_before_rl(self) -> bool:

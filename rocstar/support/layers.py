@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 from rocstar.errors import ConfigError
@@ -33,6 +33,7 @@ STATES = ("mamba_d_state", "linear_num_key_heads")
 SINKS = ("gpt_oss",)
 """Families whose layers also attend to a learnt sink, which no key shows."""
 RULES = frozenset({"torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"})
+BLOCK = 64  # tokens; the chunk in which a learner sums a rule
 CONVOLUTIONS = frozenset({"causal_conv1d_fn", "causal_conv1d_update"})
 
 
@@ -74,17 +75,6 @@ def windows_of(model: Any, positions: int) -> Iterator[None]:
             owner.sliding_window = width
 
 
-class Instead:
-    """A module with some of its names replaced."""
-
-    def __init__(self, module: Any, **others: Any) -> None:
-        self._module = module
-        vars(self).update(others)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 def sum_in_float64(model: Any) -> None:
     """Change all gated delta rules of `model`; outputs of such layers keep their dtype, states of rules are float64."""
     for module in model.modules():
@@ -92,8 +82,8 @@ def sum_in_float64(model: Any) -> None:
         called, there = set(forward.__code__.co_names), forward.__globals__
         if called & RULES:
             torch, functional = there["torch"], there["F"]
-            convolution = Instead(functional, conv1d=partial(_depthwise, functional.pad))
-            modules = {"torch": Instead(torch, float32=torch.float64), "F": convolution}
+            convolution = SimpleNamespace(**{**vars(functional), "conv1d": partial(_depthwise, functional.pad)})
+            modules = {"torch": SimpleNamespace(**{**vars(torch), "float32": torch.float64}), "F": convolution}
             changed = {n: _with(inspect.unwrap(there[n]), modules) for n in called & (RULES | CONVOLUTIONS)}
             module.forward = MethodType(_with(forward, changed), module)
 

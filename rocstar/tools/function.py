@@ -49,15 +49,11 @@ class FunctionTool:
         self._function = function
         self._seconds = timeout_seconds
         self._signature = signature_of(function, said or function.__name__)
-        self._spec = ToolSpec(
+        self.spec = ToolSpec(
             name=function.__name__, description=self._signature.description, parameters=self._signature.parameters
         )
         self._places = asyncio.Semaphore(AT_ONCE)
         self._left_behind = list[Future[Any]]()
-
-    @property
-    def spec(self) -> ToolSpec:
-        return self._spec
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
         """Raises Unavailable when the function does, or when too many of its calls never came back."""
@@ -99,9 +95,9 @@ class FunctionTool:
         """Run in a thread; abandoned calls are counted until they return."""
         self._left_behind = [call for call in self._left_behind if not call.done()]
         if (left := len(self._left_behind)) >= MAX_LEFT_BEHIND:
-            raise Unavailable(f"{left} calls of {self._spec.name} were given up and have not returned")
+            raise Unavailable(f"{left} calls of {self.spec.name} were given up and have not returned")
         call = partial(self._function, **arguments)
-        ended = run_in_daemon_thread(lambda: _written(call()), f"tool {self._spec.name}")
+        ended = run_in_daemon_thread(lambda: _written(call()), f"tool {self.spec.name}")
         try:
             return await asyncio.wrap_future(ended)
         except asyncio.CancelledError:

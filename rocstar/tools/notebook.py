@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rocstar.errors import SandboxUnavailable
-from rocstar.protocols import ToolSpec
 from rocstar.sandbox.call import Limits, Response, SandboxDown
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.tools.python import result_of, spec_of, with_last_line
@@ -58,11 +57,7 @@ class NotebookTool:
         self._limits = limits
         self._session: Cells | None = None
         self._closed = False
-        self._spec = spec_of(name, DESCRIPTION, PARAMETERS)
-
-    @property
-    def spec(self) -> ToolSpec:
-        return self._spec
+        self.spec = spec_of(name, DESCRIPTION, PARAMETERS)
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
         """Raises SandboxUnavailable when the sandbox failed, independent of the cell."""
@@ -85,7 +80,7 @@ class NotebookTool:
     async def fork(self, count: int) -> list[NotebookTool]:
         """That many notebooks for other attempts, which begin with what this one has: see `Session.fork`. Before the
         first cell there is nothing to copy. Raises ForkRefused for state that can't be copied; else as `run`."""
-        tools = [NotebookTool(self._opener, self._limits, self._spec.name) for _ in range(count)]
+        tools = [NotebookTool(self._opener, self._limits, self.spec.name) for _ in range(count)]
         if self._session is not None:
             try:
                 sessions = await self._session.fork(count)

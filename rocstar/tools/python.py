@@ -57,11 +57,7 @@ class PythonTool:
         self._client = client
         self._limits = limits
         self._ids = itertools.count()
-        self._spec = spec_of(name, DESCRIPTION, PARAMETERS)
-
-    @property
-    def spec(self) -> ToolSpec:
-        return self._spec
+        self.spec = spec_of(name, DESCRIPTION, PARAMETERS)
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
         """Raises SandboxUnavailable when the sandbox failed, independent of the program."""

@@ -35,7 +35,16 @@ class Curves:
         anew, lines = self._tail.fresh()
         if anew:
             self.names, self.stages, self._columns, self.broken = [], [], {}, 0
-        self._take(lines)
+        for line in lines:
+            try:
+                row = json.loads(line)
+                stage = str(row.pop("stage", ""))
+                numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+                row = {name: float(value) for name, value in numbers.items() if not isinstance(value, bool)}
+            except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
+                self.broken += 1
+                continue
+            self._append(row, stage)
         return self
 
     def column(self, name: str) -> list[float]:
@@ -75,18 +84,6 @@ class Curves:
                 found.append({"name": stage, "first": step})
             found[-1]["last"] = step
         return found
-
-    def _take(self, lines: Sequence[bytes]) -> None:
-        for line in lines:
-            try:
-                row = json.loads(line)
-                stage = str(row.pop("stage", ""))
-                numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-                row = {name: float(value) for name, value in numbers.items() if not isinstance(value, bool)}
-            except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
-                self.broken += 1
-                continue
-            self._append(row, stage)
 
     def _append(self, row: dict[str, float], stage: str) -> None:
         rows = len(self.stages)

@@ -180,7 +180,10 @@ class Index:
         try:
             with self._transaction() as cursor:
                 for file, state in files:
-                    self._insert(cursor, file, state)
+                    path, number = str(file.path), self._remember(cursor, file, state, None)
+                    failed = failures_in(cursor, path)
+                    cursor.execute(PROBLEMS, [path])
+                    cursor.execute(ROWS_OF_FILE, [number, file.part, file.step, path, *failed])
         except duckdb.OutOfMemoryException:
             return  # of no fault of the file's: the next look finds it again
         except (duckdb.Error, *STRANGE) as error:
@@ -222,13 +225,6 @@ class Index:
                 for table, column in (("attempts", "file"), ("files", "id")):
                     cursor.execute(f"DELETE FROM {table} WHERE list_contains(?::INTEGER[], {column})", [gone])
         return [there[path] for path in there if path not in same]
-
-    def _insert(self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result) -> None:
-        path = str(file.path)
-        number = self._remember(cursor, file, state, None)
-        failed = failures_in(cursor, path)
-        cursor.execute(PROBLEMS, [path])
-        cursor.execute(ROWS_OF_FILE, [number, file.part, file.step, path, *failed])
 
     def _remember(
         self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result, broken: str | None

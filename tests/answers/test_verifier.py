@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 
+from rocstar.answers.extract import format_facts
 from rocstar.answers.grade import Grader
 from rocstar.answers.symbolic import SymbolicChecker
-from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, format_facts
+from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import FormatFacts, Status, Stop, Trajectory, Verdict
 from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn, verified

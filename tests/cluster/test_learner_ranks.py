@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import ray
 
 from rocstar.cluster import learner_ranks
+from rocstar.cluster.here import start_ranks
 from rocstar.cluster.places import at, own_address, reserved, sentence
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
@@ -85,4 +86,4 @@ def test_each_rank_has_a_gpu_of_its_own_and_rank_0_knows_which(two_machines: Non
 
 
 def test_a_learner_without_places_is_alone() -> None:
-    assert learner_ranks.start(ClusterSection(launcher="ray"), ModelSection(device="cpu"), {}, None, ()) is ALONE
+    assert start_ranks(ClusterSection(launcher="ray"), ModelSection(device="cpu"), {}) is ALONE

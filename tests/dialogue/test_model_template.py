@@ -12,10 +12,10 @@ from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.calls import LLAMA as LLAMA_CALLS
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import Author, text_of
-from rocstar.dialogue.template import MODEL_PREAMBLE, PAPER, prompt_of, tool_schema
+from rocstar.dialogue.template import MODEL_PREAMBLE, PAPER, prompt_of
 from rocstar.dialogue.templates import template_for
 from rocstar.errors import ConfigError
-from rocstar.protocols import ToolSpec
+from rocstar.protocols import ToolSpec, tool_schema
 from rocstar.types import Problem
 from tests.dialogue import published
 from tests.dialogue.folders import LLAMA, LLAMA_MARKERS, PYTHON, THINKING, byte_level, folder_of, published_qwen

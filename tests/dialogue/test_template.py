@@ -7,10 +7,10 @@ import pytest
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import PREAMBLE, SYSTEM, tool_schema
+from rocstar.dialogue.template import PREAMBLE, SYSTEM
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
-from rocstar.protocols import ToolSpec
+from rocstar.protocols import ToolSpec, tool_schema
 
 PYTHON = ToolSpec(
     name="python",

@@ -14,17 +14,17 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.engines import torch_graphs
+from rocstar.engines import torch_compact
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache
-from rocstar.engines.torch_forward import CompactForward, forward_of
-from rocstar.engines.torch_graphs import SIZES, GraphedForward, filled
+from rocstar.engines.torch_compact import SIZES, CompactForward, GraphedForward, filled
+from rocstar.engines.torch_forward import forward_of
 from tests.engines.models import llama
 
 INTERPRETED = """
 import sys
 import torch
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache
-from rocstar.engines.torch_forward import CompactForward
+from rocstar.engines.torch_compact import CompactForward
 from rocstar.engines.torch_kernels import attend
 from tests.engines.models import llama, qwen
 
@@ -87,8 +87,8 @@ def test_a_size_is_captured_when_it_comes_again_and_anew_when_the_cache_has_move
     def capture(graphed: GraphedForward, ids: torch.Tensor, wanted: torch.Tensor) -> Any:
         pools.append(graphed._pool)
         graphed._pool = graphed._pool or object()
-        aim = Aim(*(each.clone() for each in torch_graphs._tensors(cache.aim)))
-        captured = torch_graphs._Captured(None, ids.clone(), wanted.clone(), aim, torch.empty(4, 64))  # type: ignore[arg-type]
+        aim = Aim(*(each.clone() for each in torch_compact._tensors(cache.aim)))
+        captured = torch_compact._Captured(None, ids.clone(), wanted.clone(), aim, torch.empty(4, 64))  # type: ignore[arg-type]
         object.__setattr__(captured, "graph", Recorded(forward, captured))
         return captured
 
@@ -135,5 +135,4 @@ def test_on_a_cpu_nothing_is_captured() -> None:
     model = llama()
     cache = PagedCache(model, 4)
     assert not PagedAttention(cache).can_be_captured
-    forward = forward_of(model, cache, 64)
-    assert torch_graphs.in_graphs(forward, cache) is forward
+    assert isinstance(forward_of(model, cache, 64), CompactForward)

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.engines import torch_cache, torch_forward
+from rocstar.engines import torch_cache, torch_compact
 from rocstar.engines.process import EngineSettings
 from rocstar.engines.torch_cache import PagedCache
 from rocstar.engines.torch_engine import TorchEngine, opened
@@ -57,7 +57,7 @@ async def test_asleep_it_holds_neither_weights_nor_cache_and_takes_both_again(
 
     monkeypatch.setattr(PagedCache, "_zeros", zeros)
     if not packed:
-        monkeypatch.setattr(torch_forward, "packs", lambda weight: False)
+        monkeypatch.setattr(torch_compact, "packs", lambda weight: False)
     make, model = MODELS[kind], MODELS[kind](0)
     engine, fresh = TorchEngine(model, rows=4, positions=256), TorchEngine(make(1), rows=4, positions=256)
     before, cache = await ask(engine, LONG), engine._decoder._cache

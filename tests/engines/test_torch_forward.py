@@ -21,8 +21,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from rocstar.engines.torch_compact import CompactForward
 from rocstar.engines.torch_engine import TorchEngine
-from rocstar.engines.torch_forward import CompactForward
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
 from tests.engines.models import HEADS, MODELS, SHAPE, VOCAB, lively, llama, mistral, naive_logprobs, qwen

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from rocstar.engines.torch_forward import Product, packs
+from rocstar.engines.torch_compact import Product, packs
 
 SHAPES = ((640, 640), (640, 1920), (768, 256), (61, 96))  # out, in
 

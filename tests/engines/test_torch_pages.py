@@ -38,7 +38,7 @@ class Table:
 
     def __init__(self, *, rows: int = 4, pages: int = 24) -> None:
         self.cache, self.pages = Notes(pages), PagePool(pages)
-        self.table = SequenceTable(self.cache, self.pages, rows=rows, positions=POSITIONS)  # type: ignore[arg-type]
+        self.table = SequenceTable(self.cache.copy_page, self.pages, rows=rows, positions=POSITIONS, recurrent=False)
         self.fed = 0
 
     def ask(self, session: str, tokens: Many[int] = LONG, new: int = 4, request: str = "") -> None:

@@ -125,7 +125,7 @@ async def test_an_engine_comes_back_though_its_weights_are_deleted_while_its_ser
 
     begun: list[VllmSettings] = []
 
-    async def start(settings: VllmSettings, tell: Any) -> Started:
+    async def start(settings: VllmSettings) -> Started:
         begun.append(settings)
         if len(begun) > 1:  # two steps pass
             shutil.rmtree(newest[-1].folder or "")
@@ -153,7 +153,7 @@ async def test_a_strangers_server_on_the_same_port_is_noticed_before_it_is_used_
 ) -> None:
     """Whoever answered /health was believed, so two runs at one version could exchange tokens unnoticed."""
 
-    async def start(settings: VllmSettings, tell: Any) -> Started:
+    async def start(settings: VllmSettings) -> Started:
         assert settings.name
         return Started(server)
 

@@ -48,7 +48,7 @@ class Shared:
             model = MODELS["qwen"](0)
             model.config.max_position_embeddings = POSITIONS
             saved(model, self.folder / "0", 0)
-            self.server = await VllmServer.start(settings(self.folder / "0", self.folder / "vllm.log"), print)
+            self.server = await VllmServer.start(settings(self.folder / "0", self.folder / "vllm.log"))
         return self.server.url
 
 

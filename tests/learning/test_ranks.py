@@ -41,8 +41,6 @@ SECTION = LearningSection(learning_rate=1e-3, warmup_steps=2, tokens_per_microba
 LEADER = """
 import os, sys
 from datetime import timedelta
-from rocstar.config.places import ClusterSection
-from rocstar.config.sections import ModelSection
 from rocstar.cluster import here
 from rocstar.learning import ranks
 
@@ -55,7 +53,7 @@ def begin(variables):
 
 ranks.START = timedelta(seconds=float(sys.argv[2]))
 try:
-    ranks.lead(ClusterSection(learners=learners), ModelSection(device="cpu"), begin)
+    ranks.lead(learners, "cpu", begin)
 except ranks.RunHalted as error:
     print(error)
 """
@@ -71,11 +69,9 @@ MEET_AT = """
 import sys
 import psutil
 from rocstar.cluster.here import RankProcess
-from rocstar.config.places import ClusterSection
-from rocstar.config.sections import ModelSection
 from rocstar.learning.ranks import lead
 
-ranks = lead(ClusterSection(learners=2), ModelSection(device="cpu"), RankProcess.begin, host=sys.argv[1])
+ranks = lead(2, "cpu", RankProcess.begin, host=sys.argv[1])
 (other,) = ranks.children
 print(*{socket.laddr.ip for socket in psutil.Process(other.pid).net_connections() if socket.status == "LISTEN"})
 ranks.close()
@@ -84,8 +80,6 @@ ranks.close()
 IS_CUT_OFF = """
 import signal
 from rocstar.cluster.here import RankProcess
-from rocstar.config.places import ClusterSection
-from rocstar.config.sections import ModelSection
 from rocstar.learning import ranks
 
 class Far(RankProcess):
@@ -94,7 +88,7 @@ class Far(RankProcess):
         return "ended: its machine is gone" if self.cut else super().ended(seconds)
 
 ranks.WATCH_SECONDS = 0.05
-both = ranks.lead(ClusterSection(learners=2), ModelSection(device="cpu"), Far.begin)
+both = ranks.lead(2, "cpu", Far.begin)
 both.children[0].send_signal(signal.SIGSTOP)
 both.children[0].cut = True
 try:

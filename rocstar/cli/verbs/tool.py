@@ -78,7 +78,7 @@ async def _tried(parts: AttemptParts, name: str, asked: list[str]) -> tuple[list
     from contextlib import nullcontext
 
     from rocstar.cluster.here import started_sandbox
-    from rocstar.dialogue.template import tool_schema
+    from rocstar.protocols import tool_schema
     from rocstar.tools.choose import BUILT_IN
 
     runs_programs = name in BUILT_IN and asked

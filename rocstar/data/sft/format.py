@@ -25,9 +25,8 @@ from enum import StrEnum
 from typing import Any
 
 from rocstar.dialogue.calls import render_call
-from rocstar.dialogue.template import tool_schema
 from rocstar.errors import DataError
-from rocstar.protocols import ToolSpec
+from rocstar.protocols import ToolSpec, tool_schema
 
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 

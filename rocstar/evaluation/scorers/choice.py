@@ -10,9 +10,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rocstar.answers.extract import last_answer
+from rocstar.answers.extract import last_answer, settled, written
 from rocstar.answers.text import chosen_letter
-from rocstar.answers.verifier import settled, written
 from rocstar.answers.wording import clean
 from rocstar.evaluation.benchmark import BenchmarkFile, Rows, column, lines
 from rocstar.evaluation.scoring import Scorer, judged

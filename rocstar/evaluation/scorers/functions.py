@@ -18,7 +18,7 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from rocstar.answers.verifier import settled, written
+from rocstar.answers.extract import settled, written
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
 from rocstar.evaluation.scoring import Scorer, judged

@@ -244,7 +244,7 @@ class Worker:
             data = b""
         on_ended, self.on_ended, self.started = self.on_ended, None, math.inf
         if len(data) == ENDED.size and on_ended is not None:
-            ended = channel.parse_ended(data)
+            ended = Ended(*ENDED.unpack(data))
             self.cpu_seconds = ended.slot_cpu_seconds
             on_ended(ended)
             return

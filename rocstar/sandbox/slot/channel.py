@@ -64,10 +64,6 @@ class Ended(NamedTuple):
     """False: the slot exits after this report."""
 
 
-def parse_ended(data: bytes) -> Ended:
-    return Ended(*ENDED.unpack(data))
-
-
 class Program(NamedTuple):
     """One program. Plain values: marshalled as a tuple, fast to read."""
 
