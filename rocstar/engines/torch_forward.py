@@ -36,6 +36,7 @@ FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 CHECK = 5  # tokens of a sequence
 CHECK_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.25  # of fp32 and 16 bits, where near ties of experts may flip
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles depend only on the position
+PACKED_FROM = 2**18  # numbers of a matrix in fp32; for smaller ones code that oneDNN compiles by rows costs too much
 USUAL_ROWS = 64  # tokens of a step for which oneDNN chooses the order; other values make no measured difference
 
 
@@ -366,8 +367,13 @@ def packs(weight: torch.Tensor) -> bool:
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if weight.dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype is torch.float32
+        return cpu_multiplies_bf16()
+    return weight.dtype is torch.float32 and weight.numel() >= PACKED_FROM
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether oneDNN has products in bf16 for this CPU, as with AVX-512; torch's own have a tenth of fp32's speed."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _one_of(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
