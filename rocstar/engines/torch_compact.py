@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache, cache_shape
 
+PACKED_FROM = 2**18  # numbers of a matrix in fp32; for smaller ones code that oneDNN compiles by rows costs too much
 USUAL_ROWS = 64  # tokens of a step for which oneDNN chooses the order; other values make no measured difference
 SIZES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536)
 """Tokens of a step; larger steps are not padded."""
@@ -212,8 +213,13 @@ def packs(weight: torch.Tensor) -> bool:
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if weight.dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype is torch.float32
+        return cpu_multiplies_bf16()
+    return weight.dtype is torch.float32 and weight.numel() >= PACKED_FROM
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether oneDNN has products in bf16 for this CPU, as with AVX-512; torch's own have a tenth of fp32's speed."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _one_of(parameters: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -19,6 +19,7 @@ from rocstar.cluster.here import Machines
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_channel import Channel
+from rocstar.engines.torch_compact import cpu_multiplies_bf16
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm import VllmEngine
@@ -199,6 +200,18 @@ def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, sc
             f"{', '.join(changed)}: changed since the run last computed, so its figures after step {step} are "
             "not those of an unchanged run; to get those stop it, restore that and resume it again"
         )
+    if slow := slow_dtype(policy.computes):
+        screen.note(slow)
+
+
+def slow_dtype(computes: Mapping[str, str]) -> str:
+    """A warning if this CPU multiplies numbers of that dtype by a slow way; empty if not."""
+    if computes != {"device": "cpu", "dtype": "bfloat16"} or cpu_multiplies_bf16():
+        return ""
+    return (
+        'warning: this CPU has no products in bf16, so model.dtype = "bfloat16" makes learning and writing several '
+        'times as slow; set model.dtype to "float32"'
+    )
 
 
 def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> Checkpoints:

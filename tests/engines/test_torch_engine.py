@@ -56,8 +56,7 @@ async def test_asleep_it_holds_neither_weights_nor_cache_and_takes_both_again(
         return torch.zeros(shape, dtype=dtype, device=device)
 
     monkeypatch.setattr(PagedCache, "_zeros", zeros)
-    if not packed:
-        monkeypatch.setattr(torch_compact, "packs", lambda weight: False)
+    monkeypatch.setattr(torch_compact, "PACKED_FROM", 0 if packed else torch.inf)
     make, model = MODELS[kind], MODELS[kind](0)
     engine, fresh = TorchEngine(model, rows=4, positions=256), TorchEngine(make(1), rows=4, positions=256)
     before, cache = await ask(engine, LONG), engine._decoder._cache

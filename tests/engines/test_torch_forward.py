@@ -21,6 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from rocstar.engines import torch_compact
 from rocstar.engines.torch_compact import CompactForward
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, EngineUnavailable
@@ -28,6 +29,12 @@ from rocstar.types import Completion, Sampling, Weights
 from tests.engines.models import HEADS, MODELS, SHAPE, VOCAB, lively, llama, mistral, naive_logprobs, qwen
 
 PROMPT = tuple(n * 7 % VOCAB for n in range(50))
+
+
+@pytest.fixture(autouse=True)
+def packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As matrices of larger models are."""
+    monkeypatch.setattr(torch_compact, "PACKED_FROM", 0)
 
 
 def qwen2(seed: int = 0) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 
 from rocstar.engines.torch_compact import Product, packs
 
-SHAPES = ((640, 640), (640, 1920), (768, 256), (61, 96))  # out, in
+SHAPES = ((640, 640), (640, 1920), (768, 256), (61, 96), (512, 96), (96, 256))  # out, in
 
 
 def layer(out: int, width: int, dtype: torch.dtype, bias: bool = True) -> nn.Linear:
@@ -41,10 +41,16 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(out: int, width: int,
             assert torch.equal(product(tokens[begin : begin + count]), together[begin : begin + count]), count
 
 
-def test_the_numbers_are_held_once() -> None:
-    one, double = layer(64, 128, torch.float32), layer(64, 128, torch.float64)
-    for each in (one, double):
-        packed = packs(each.weight)
-        Product(each)
-        assert each.weight.is_meta == packed and each.weight.shape == (64, 128)
-    assert not double.weight.is_meta
+@pytest.mark.parametrize(
+    ("out", "width", "dtype", "packed"),
+    [(512, 512, torch.float32, True), (512, 512, torch.float64, False), (512, 96, torch.float32, False)],
+)
+def test_large_matrices_in_fp32_are_packed_and_all_are_held_once(
+    out: int, width: int, dtype: torch.dtype, packed: bool
+) -> None:
+    """Packed, 384 rows of a small one took seven times as long as plain, each time that they were as many for the
+    first time."""
+    one = layer(out, width, dtype)
+    assert packs(one.weight) == packed
+    Product(one)
+    assert one.weight.is_meta == packed and one.weight.shape == (out, width)

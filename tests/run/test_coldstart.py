@@ -19,7 +19,7 @@ from rocstar.learning.policy import Policy
 from rocstar.record.folder import RunFolder
 from rocstar.run.checkpoints import opened
 from rocstar.run.material import Material, read_material
-from rocstar.run.opening import opening
+from rocstar.run.opening import opening, slow_dtype
 from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.types import SftRow
 
@@ -98,3 +98,11 @@ def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> None:
     base = first.recipe.model_dump(exclude={"stage"})
     opening(read_material(recipe_of(base, stages)), RunFolder(tmp_path))
     assert [len(load_sft_rows(tmp_path, name)) for name in ("cold", "second")] == [5, 1]
+
+
+def test_bf16_on_a_cpu_without_its_products_is_said_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocstar.run.opening.cpu_multiplies_bf16", lambda: False)
+    assert 'set model.dtype to "float32"' in slow_dtype({"device": "cpu", "dtype": "bfloat16"})
+    assert not slow_dtype({"device": "cpu", "dtype": "float32"}) + slow_dtype({"device": "cuda", "dtype": "bfloat16"})
+    monkeypatch.setattr("rocstar.run.opening.cpu_multiplies_bf16", lambda: True)
+    assert not slow_dtype({"device": "cpu", "dtype": "bfloat16"})
