@@ -178,8 +178,7 @@ class Fleet:
 
     async def close(self) -> None:
         """End turns under way with EngineUnavailable. The engines are not closed."""
-        for turn in list(self._turns.values()):
-            self._settle(turn, EngineUnavailable("the fleet was closed"))
+        self._end_all(EngineUnavailable("the fleet was closed"))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -215,6 +214,16 @@ class Fleet:
 
     def _assign(self) -> None:
         self._assigning = False
+        try:
+            self._begin_assigned()
+        except Exception as bug:  # nobody awaits this call, so whoever waits for a turn is told
+            self._end_all(bug)
+
+    def _end_all(self, error: BaseException) -> None:
+        for turn in list(self._turns.values()):
+            self._settle(turn, error)
+
+    def _begin_assigned(self) -> None:
         loads = {name: member.engine.load() for name, member in self._members.items() if member.up}
         now = time.monotonic()
         for request_id, name in self._scheduler.assign(loads, now) if loads else ():
@@ -285,7 +294,7 @@ class Fleet:
             self._settle(turn, EngineUnavailable(f"{TRIES} tries failed; the last on {turn.previous}: {reason}"))
         return not turn.answer.done()
 
-    def _settle(self, turn: FleetTurn, result: Completion | Exception) -> None:
+    def _settle(self, turn: FleetTurn, result: Completion | BaseException) -> None:
         self._end(turn, len(result.token_ids) if isinstance(result, Completion) else 0)
         if turn.answer.done():
             return
@@ -456,8 +465,7 @@ class Fleet:
         self._idle_looks = self._idle_looks + 1 if idle else 0
         if self._idle_looks * TICK_SECONDS >= self._patience:
             error = f"no engine took any of {len(self._turns)} turns for {self._patience:g} s: {self._reasons()}"
-            for turn in list(self._turns.values()):
-                self._settle(turn, EngineUnavailable(error))
+            self._end_all(EngineUnavailable(error))
 
     def _reasons(self) -> str:
         reasons = (f"{member.name}: {member.reason or 'is up'}" for member in self._members.values())
@@ -466,8 +474,13 @@ class Fleet:
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (bug := task.exception()):
+            self._end_all(bug)
 
 
 def whereabouts(engine: Engine) -> dict[str, str | int]:

@@ -265,6 +265,22 @@ async def test_a_request_that_makes_no_sense_is_told_to_whoever_asked_and_costs_
     assert not told
 
 
+@pytest.mark.parametrize("place", ["assign", "watch"])
+async def test_a_bug_of_the_fleets_own_work_is_told_to_whoever_waits(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """They waited for ever, beside a traceback."""
+
+    def breaks(*given: Any) -> None:
+        raise ZeroDivisionError(place)
+
+    broken = {"assign": (KvScheduler, "assign"), "watch": (Fleet, "_look_at_waiting")}
+    monkeypatch.setattr(*broken[place], breaks)
+    async with opened(a=Faulty(lambda request_id: "hang")) as fleet:
+        with pytest.raises(ZeroDivisionError, match=place):
+            await ask(fleet)
+
+
 async def test_without_any_engine_turns_end_in_words_and_go_on_when_one_is_back() -> None:
     a, b = Faulty(), Faulty()
     a.dead = b.dead = True
