@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ import httpx
 import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
-from rocstar.evaluation.recall import Recall
 from rocstar.support.chat_http import CUT, FILTERED, ChatHttp, Sleep, refuse_broken_off
 from rocstar.types import Status
 
@@ -110,8 +109,9 @@ class ChatClient:
         self.url, self.model = self._http.url, model
         self._refused: ConfigError | None = None  # a refusal holds for all waiting requests too
         self._cap = CAP
-        self.recall = Recall()
-        """Holds the model's name in answers, gpt-4o-2024-08-06 where gpt-4o is asked."""
+        self.first: Callable[[str, str], str] = dict[str, str]().setdefault
+        """(address and model, the name in an answer, gpt-4o-2024-08-06 where gpt-4o is asked) -> the first such name;
+        `Recall.first` knows earlier starts' too."""
 
     async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> ChatAnswer:
         """body: further fields of the request (`max_tokens`, `temperature`, `tools` ...). Raises TooLong too."""
@@ -160,7 +160,7 @@ class ChatClient:
         except (msgspec.DecodeError, IndexError) as error:
             raise EngineUnavailable(f"{self.url} gave an invalid answer ({error}): {response.text[:300]}") from error
         refuse_broken_off(choice.finish_reason)
-        if answer.model and (first := self.recall.first(f"{self.url} {self.model}", answer.model)) != answer.model:
+        if answer.model and (first := self.first(f"{self.url} {self.model}", answer.model)) != answer.model:
             raise ConfigError(
                 f"{self.url} answered as {first!r}, and now as {answer.model!r}: figures of two models are "
                 "no figures of one, so name one of them as the model"

@@ -299,7 +299,7 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
             assert spec.judge is not None and spec.judge_model is not None
             parallel = spec.parallel or PARALLEL
             judge = ChatClient(spec.judge, spec.judge_model, key=os.environ.get(JUDGE_KEY) or None, parallel=parallel)
-            judge.recall = recall
+            judge.first = recall.first
             closing.push_async_callback(judge.close)
         attempts = len(planned.problem_set.problems) * planned.protocol.attempts
         opened = subject.opened(
@@ -307,7 +307,7 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
         )
         usual: Roller | EndpointSolver = await closing.enter_async_context(opened)
         if isinstance(usual, EndpointSolver):
-            usual.client.recall = recall
+            usual.client.first = recall.first
         solver = kind.solver(usual, recall, judge)
         if isinstance(solver, Roller):
             watch.load = solver.engine.load

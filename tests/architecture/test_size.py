@@ -14,40 +14,40 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2113, 17),
-    "agents": (1125, 5),
+    "adapters": (2109, 17),
+    "agents": (1135, 4),
     "analysis": (1783, 10),
-    "answers": (3522, 18),
-    "cli": (3362, 21),
-    "cluster": (836, 8),
+    "answers": (3531, 18),
+    "cli": (3363, 21),
+    "cluster": (837, 8),
     "config": (2131, 10),
-    "data": (4387, 22),
-    "dialogue": (1854, 11),
-    "engines": (4530, 22),
+    "data": (4390, 22),
+    "dialogue": (1835, 11),
+    "engines": (4515, 22),
     "errors": (53, 1),
-    "evaluation": (3418, 20),
+    "evaluation": (3463, 20),
     "faults": (635, 4),
     "forecast": (1990, 9),
-    "learning": (3451, 19),
-    "parts": (1754, 9),
-    "protocols": (284, 1),
+    "learning": (3480, 19),
+    "parts": (1756, 9),
+    "protocols": (314, 1),
     "record": (2967, 17),
-    "rollout": (1864, 12),
-    "run": (4575, 23),
-    "sandbox": (8642, 43),
+    "rollout": (1875, 12),
+    "run": (4597, 23),
+    "sandbox": (8659, 43),
     "serving": (735, 6),
     "support": (2092, 15),
-    "tools": (957, 7),
+    "tools": (944, 7),
     "train": (210, 1),
     "types": (622, 1),
-    "view": (1853, 9),
+    "view": (1848, 9),
 }
-CLASSES, FUNCTIONS = 567, 4110
-LONGEST_CHAIN = 14
+CLASSES, FUNCTIONS = 568, 4108
+LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_500, "tests/**/*.py": 50_835}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_495, "tests/**/*.py": 51_013}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
