@@ -331,6 +331,8 @@ class Outcome:
     """The rule that decided (`integer`, `math_verify`, `no_answer` ...)."""
     format_facts: FormatFacts
     """Form of the text, for RoC's penalty."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Further finite numbers that came with a user's reward, by name: metrics, which nothing is learnt from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,11 @@ ended attempt, are refused.
     POST /v1/chat/completions, /v1/responses, /v1/messages    see wire.py
     POST /v1/tools/NAME    one of the recipe's tools: its arguments as a JSON object; its output as `content`
 
-A returned text is judged in place of the model's last text; a returned number is the reward; a program prints
-`{"answer": ...}` or `{"reward": ...}` as its last line. An agent that raises, exits with another code than 0 or does
-not end in time ends its attempt (AGENT_FAILED, AGENT_TIMEOUT), which is judged by the model's text, or as wrong if
-`rollout.truncated` makes cut attempts wrong. Source: ours."""
+A returned text is judged in place of the model's last text; a returned number is the reward, as is that of a dict
+`{"reward": ...}`, whose other numbers are the reward's parts; a program prints `{"answer": ...}` or such a dict as its
+last line. An agent that raises, exits with another code than 0 or does not end in time ends its attempt (AGENT_FAILED,
+AGENT_TIMEOUT), which is judged by the model's text, or as wrong if `rollout.truncated` makes cut attempts wrong.
+Source: ours."""
 
 from __future__ import annotations
 
@@ -47,6 +48,7 @@ from uvicorn.server import ServerState
 from rocstar.agents.attempt import AgentAttempt, AgentFailed, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body, read_chat, write_chat
 from rocstar.answers.extract import boxed
+from rocstar.answers.plugin import Parts, parts_in
 from rocstar.errors import ConfigError, DataError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
@@ -76,6 +78,7 @@ REST_SECONDS = 86_400  # idle time of a connection, longer than attempts last: d
 SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS}
 MOST_CONNECTIONS = 64  # of a sandboxed program, so that it can't exhaust the run's descriptors
 KEPT_VARIABLES = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")  # of the environment, for programs
+Answer = str | tuple[float, Parts]  # a text to be judged, or a reward and its parts
 
 
 class Gateway:
@@ -219,10 +222,10 @@ class GatewayAgent:
             return await self._judged(roller, problem, trajectory, given)
         if trajectory.turns or trajectory.stop is not Stop.ANSWERED:  # its first request was refused, or it failed
             return trajectory
-        ending = "ended" if given is None else f"gave back {given!r:.60}"
+        ending = "ended" if given is None else f"gave back {given if isinstance(given, str) else given[0]!r:.60}"
         return replace(trajectory, stop=Stop.AGENT_FAILED, fault=f"it {ending} without an answer of the model")
 
-    async def _ended(self, client: Client) -> tuple[str | float | None, Stop | None, str | None]:
+    async def _ended(self, client: Client) -> tuple[Answer | None, Stop | None, str | None]:
         """(the agent's answer, the stop reason if it did not end normally, its description). An agent that swallows its
         cancellation is abandoned after END_SECONDS: its later requests are refused."""
         attempt = client.attempt
@@ -257,13 +260,15 @@ class GatewayAgent:
             attempt.blame(Unavailable(why))
         return None, Stop.AGENT_TIMEOUT, why
 
-    async def _judged(self, roller: Roller, problem: Problem, trajectory: Trajectory, given: str | float) -> Trajectory:
+    async def _judged(self, roller: Roller, problem: Problem, trajectory: Trajectory, given: Answer) -> Trajectory:
         """The attempt with the outcome of its agent's answer."""
         if not isinstance(given, str):
-            facts = FormatFacts(answer_asked=False)
-            verdict = Verdict.RIGHT if given > self._right_above else Verdict.WRONG
-            outcome = Outcome(verdict=verdict, reward=given, extracted=None, method="agent", format_facts=facts)
-            return replace(trajectory, outcome=outcome)
+            facts, (reward, parts) = FormatFacts(answer_asked=False), given
+            verdict = Verdict.RIGHT if reward > self._right_above else Verdict.WRONG
+            own = Outcome(
+                verdict=verdict, reward=reward, parts=parts, extracted=None, method="agent", format_facts=facts
+            )
+            return replace(trajectory, outcome=own)
         answer_ids = tuple(roller.codec.encode(f"<answer>{boxed(given)}</answer>"))
         words = Completion(token_ids=answer_ids, logprobs=(0.0,) * len(answer_ids), finish=Finish.STOP)
         *before, last = trajectory.turns
@@ -310,13 +315,14 @@ def agent_named(
     return GatewayAgent(runs, seconds=seconds, at_once=bound, right_above=right_above)
 
 
-def _checked_answer(given: Any) -> str | float | None:
-    """An agent's answer: a text, a finite number or None. Raises AgentFailed for anything else."""
+def _checked_answer(given: Any) -> Answer | None:
+    """A text, a finite number, alone or as the `reward` of a dict, or None. Raises AgentFailed for anything else."""
     if isinstance(given, str) and len(given) > ANSWER_CHARACTERS:
         raise AgentFailed(f"rollout.agent gave {len(given)} characters; let it give {ANSWER_CHARACTERS} at most")
+    found = given if isinstance(given, Mapping) and "answer" not in given else {"reward": given}
     with suppress(OverflowError, UnicodeEncodeError):
-        if isinstance(given, int | float) and isfinite(float(given)):
-            return float(given)
+        if isinstance(reward := found.get("reward"), int | float) and isfinite(float(reward)):
+            return float(reward), parts_in(found, "reward")
         if given is None or (isinstance(given, str) and given.encode()):
             return given
     raise AgentFailed(f"rollout.agent gave {given!r:.60}; let it give a text, a finite number or nothing")
@@ -416,10 +422,8 @@ def _printed(last: str) -> Any:
     """The answer in the last line of a program's output, if any."""
     with suppress(ValueError, RecursionError):
         match json.loads(last):
-            case {"reward": bool() | int() | float() as reward, **other} if "answer" not in other:
-                return reward
             case {"answer": str() | int() | float() as answer, **other} if "reward" not in other:
                 return str(answer)
             case {**other} if other:
-                return other  # rejected later
+                return other  # checked later
     return None

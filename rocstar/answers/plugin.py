@@ -3,10 +3,11 @@ batch signature or verl's per-sample one. The function is the user's own code: i
 loop, one call at a time and without a sandbox.
 
     def right(completions, answer, **columns):                         # TRL: one completion a call, columns as lists
-    def right(data_source, solution_str, ground_truth, extra_info):    # verl: a number, or a dict with "score"
+    def right(data_source, solution_str, ground_truth, extra_info):    # verl: without a list around what it returns
 
 It returns a finite number, which is the reward, or None (TRL) for "undecided"; above `right_above` the attempt is
-right. An exception is an outage, never a reward, and so is nan. `rocstar reward test` calls it as training does.
+right. A dict has it as "score"; its other numbers are parts of the reward, which become metrics. An exception is an
+outage, never a reward, and so is nan. `rocstar reward test` calls it as training does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
 from itertools import pairwise
@@ -43,6 +45,7 @@ OF_TEXTS = frozenset({"reward_model", "reward_spec"})
 """Columns of verl's and SkyRL's rows, whose prompts are messages though their functions take texts."""
 WHOLE = 1 << 22  # characters of a tool's reply that a function sees; sandbox.output_bytes allows fewer
 Function = Callable[..., Any]
+Parts = dict[str, float]  # of a reward, by name
 
 
 def verifier_named(
@@ -127,9 +130,9 @@ class Reward:
     """Completions are conversations, lists of messages, not texts: their annotation contains a dict. None: there is no
     annotation, and they have the form of the prompt in TRL's rows."""
 
-    def __call__(self, problem: Problem, transcript: Transcript) -> Any:
-        """Its result for one attempt. Raises the function's own errors, and ConfigError, a message to follow its name,
-        if it returned no reward."""
+    def __call__(self, problem: Problem, transcript: Transcript) -> tuple[Any, Parts]:
+        """`reward_in` of its result for one attempt. Raises the function's own errors, and ConfigError, a message to
+        follow its name, if it returned no reward."""
         columns = self.arguments(problem, transcript)
         given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
         if inspect.iscoroutine(given):
@@ -219,20 +222,32 @@ def signature_of(function: Function, name: str = "the reward function") -> str:
     )
 
 
-def reward_in(given: Any, signature: str) -> Any:
-    """The reward of the one completion, unchecked. Raises ConfigError, a message to follow the function's name, if the
-    function returned another shape."""
+def reward_in(given: Any, signature: str) -> tuple[Any, Parts]:
+    """The reward of the one completion, unchecked, and its parts. Raises ConfigError, a message to follow the
+    function's name, if the function returned another shape."""
     shown = repr(given)[:SHOWN_CHARS]
-    if signature == VERL:
-        if isinstance(given, Mapping) and "score" not in given:
-            raise ConfigError(f'gave {shown}; let it return a number, or a dict with the number as "score"')
-        return given["score"] if isinstance(given, Mapping) else given
-    if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
-        raise ConfigError(f"gave {shown}; let it return a list, with one number for each completion")
-    rewards = list(given)
-    if len(rewards) != 1:
-        raise ConfigError(f"gave {len(rewards)} rewards for 1 completion")
-    return rewards[0]
+    if signature == TRL:
+        if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
+            raise ConfigError(f"gave {shown}; let it return a list, with one number for each completion")
+        rewards = list(given)
+        if len(rewards) != 1:
+            raise ConfigError(f"gave {len(rewards)} rewards for 1 completion")
+        (given,) = rewards
+    if not isinstance(given, Mapping):
+        return given, {}
+    if "score" not in given:
+        raise ConfigError(f'gave {shown}; let it return a number, or a dict with the number as "score"')
+    return given["score"], parts_in(given, "score")
+
+
+def parts_in(given: Mapping[Any, Any], reward: str) -> Parts:
+    """The finite numbers of a dict, bools too, except its reward; what else it has is left out and fails no attempt."""
+    found = {}
+    for name, value in given.items():
+        with suppress(TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor with several numbers
+            if name != reward and math.isfinite(number := number_of(value)):
+                found[str(name)] = number
+    return found
 
 
 def number_of(given: Any) -> float:
@@ -257,15 +272,15 @@ class RewardCalls:
     _overdue: Future[Any] | None = field(default=None, init=False)
     """The last call that took too long."""
 
-    async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> float | None:
-        """The reward, or None for "undecided". case: names the attempt in messages. Raises VerifierUnavailable
+    async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> tuple[float | None, Parts]:
+        """The reward, or None for "undecided", and its parts. case: names the attempt. Raises VerifierUnavailable
         where the function raised, took too long or returned nan or inf, and ConfigError for what is not a number."""
         late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
         if self._overdue is not None and not self._overdue.done():
             raise late  # a hanging call would delay each later one as much
         done = run_in_daemon_thread(lambda: self._called(problem, transcript), "reward")
         try:
-            given = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
+            given, parts = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
         except TimeoutError:
             if self._overdue is None or self._overdue.done():  # queued calls are not the cause
                 self._overdue = done
@@ -277,9 +292,9 @@ class RewardCalls:
             raise ConfigError(f"{message}; let it return a number, such as 1 for right and 0 for wrong.") from error
         if reward is not None and not math.isfinite(reward):
             raise VerifierUnavailable(f"your reward function {message}; let it return a finite number.")
-        return reward
+        return reward, parts
 
-    def _called(self, problem: Problem, transcript: Transcript) -> Any:
+    def _called(self, problem: Problem, transcript: Transcript) -> tuple[Any, Parts]:
         if not self._one_at_a_time.acquire(timeout=self.seconds):
             raise TimeoutError
         try:
@@ -298,6 +313,7 @@ class Scored:
     case: Case
     reward: float | None
     """The function's reward; None if it returned None (TRL) or failed."""
+    parts: Mapping[str, float]
     error: str
     """Why training would have no reward; empty otherwise."""
     milliseconds: float
@@ -309,13 +325,13 @@ async def scores(reward: Reward, cases: Iterable[Case], seconds: float = SECONDS
     not asked."""
     calls, found = RewardCalls(reward, seconds), []
     for case in cases:
-        given, error, started = None, "", time.perf_counter()
+        given, parts, error, started = None, Parts(), "", time.perf_counter()
         try:
-            given = await calls.reward_of(_problem_of(case), Transcript.of_text(case.text), f"line {case.line}")
+            given, parts = await calls.reward_of(_problem_of(case), Transcript.of_text(case.text), f"line {case.line}")
         except (ConfigError, VerifierUnavailable) as failure:
             error = str(failure)
         spent = 1000 * (time.perf_counter() - started)
-        found.append(Scored(case=case, reward=given, error=error, milliseconds=spent))
+        found.append(Scored(case=case, reward=given, parts=parts, error=error, milliseconds=spent))
     return found
 
 
@@ -373,7 +389,7 @@ class RewardVerifier:
         texts = written(self.codec, self.calls, trajectory, self.ends)
         case = f"attempt {trajectory.index} at problem {problem.id} ({problem.question[:60]!r})"
         try:
-            reward = await self.rewards.reward_of(problem, Transcript.of_attempt(texts, trajectory), case)
+            reward, parts = await self.rewards.reward_of(problem, Transcript.of_attempt(texts, trajectory), case)
         except VerifierUnavailable as error:
             return error
         if is_cut:
@@ -382,4 +398,5 @@ class RewardVerifier:
         if reward is not None:
             verdict = Verdict.RIGHT if reward > self.right_above else Verdict.WRONG
         prompt = self.codec.decode(trajectory.prompt_ids)
-        return outcome(TRUNCATED if is_cut else Grade(verdict, "function", None), texts, prompt, reward)
+        found = outcome(TRUNCATED if is_cut else Grade(verdict, "function", None), texts, prompt, reward)
+        return replace(found, parts=parts) if isinstance(found, Outcome) else found

@@ -72,6 +72,7 @@ COLUMNS = {
     "text": "list<string>",
     "verdict": "string",
     "reward": "double",  # as the verifier gave it: a replay learns from this number
+    "reward_parts": "string",
     "extracted": "string",
     "method": "string",
     "format_facts": "string",
@@ -95,7 +96,7 @@ TOKEN_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind.startswith(
 """One value for each token."""
 SHORT_COLUMNS = tuple(name for name in COLUMNS if name not in (*TOKEN_COLUMNS, "text"))
 """All columns except those that grow with the attempt's length, `turns` included: enough without tokens and text."""
-LATER_COLUMNS = ("old_logprobs", "format_facts", "prompt_messages")
+LATER_COLUMNS = ("old_logprobs", "format_facts", "prompt_messages", "reward_parts")
 """Missing in older files; `attempt_rows` reads None."""
 Row = dict[str, Any]
 """One attempt, as returned by `decoded`."""
@@ -247,12 +248,14 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def decoded(stored: Mapping[str, Any]) -> Row:
     """Convert a stored row of any version, with some of its columns, to version 2: `turns` with segments,
-    `format_facts` and `prompt_messages` as objects. Raises ValueError, KeyError for JSON of another form."""
+    what else is JSON as objects. Raises ValueError, KeyError for JSON of another form."""
     row = dict(stored)
     if "turns" in row:
         row["turns"] = json.loads(row["turns"])
     if messages := row.get("prompt_messages"):
         row["prompt_messages"] = json.loads(messages)
+    if parts := row.get("reward_parts"):
+        row["reward_parts"] = json.loads(parts)
     if "turns" in row and "text" in row:
         texts = [*(row["text"] or []), *[""] * len(row["turns"])]
         for turn, text in zip(row["turns"], texts, strict=False):
@@ -356,6 +359,7 @@ def _outcome_of(row: Mapping[str, Any]) -> Outcome | None:
         extracted=row["extracted"],
         method=row["method"],
         format_facts=FormatFacts(**row["format_facts"]),
+        parts=row.get("reward_parts") or {},
     )
 
 
@@ -425,6 +429,7 @@ def _judgement(attempt: AttemptRecord) -> dict[str, Any]:
     return {
         "verdict": outcome and str(outcome.verdict),
         "reward": outcome and outcome.reward,
+        "reward_parts": json.dumps(dict(outcome.parts)) if outcome and outcome.parts else None,
         "extracted": outcome and outcome.extracted and utf8(outcome.extracted),
         "method": outcome and outcome.method,
         "format_facts": outcome and json.dumps(_fields(outcome.format_facts)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice, repeat
 from operator import xor
@@ -30,6 +30,7 @@ CONSTANT = re.compile(rf"\s*(?:(?:print\(\s*{LITERAL}\s*\)|{LITERAL})\s*(?:;|\n|
 """A program of constants only, printed or as its last value."""
 NUMBER = re.compile(r"(?<![\w.)])-?\d+(?:\.\d+)?")
 """Does not read the second number of 7-10 with its minus."""
+UNFIT = re.compile(r"[^\w-]|^$")  # in the name of a part: MLflow refuses it, or takes it for a path's
 Decode = Callable[[Sequence[int]], str]
 ShareAndFirst = tuple[float, str | None]
 """Share of a step's attempts, and the first one's message."""
@@ -110,6 +111,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
         "policy/logprob_gap": gap_mean if fresh else None,
         "policy/logprob_gap_max": gap_max if fresh else None,
         "staleness/logprob_gap": engine_gap(stale)[0] if stale else None,
+        **means_of_parts([[o.parts for o in some] for some in decided_PR]),
         **penalties(groups),
         **{f"drop/{r.value.removeprefix(DROPPED)}": reasons[r] for r in Reason if r.value.startswith(DROPPED)},
     }
@@ -121,6 +123,15 @@ def mean_of_updates(updates: Sequence[Update]) -> dict[str, float]:
     names = updates[0].metrics if updates else ()
     means = {f"learn/{name}": sum(update.metrics[name] for update in updates) / len(updates) for name in names}
     return {"learn/updates": float(len(updates)), **means}
+
+
+def means_of_parts(parts_PR: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float | None]:
+    """Mean of each part of the rewards, taken as that of the rewards, of the attempts that have it."""
+    values: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in parts_PR])
+    for place, some in enumerate(parts_PR):
+        for name, value in chain.from_iterable(parts.items() for parts in some):
+            values[f"reward/parts/{UNFIT.sub('_', name)}"][place].append(value)
+    return {name: _over_problems(values_PR) for name, values_PR in sorted(values.items())}
 
 
 def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:

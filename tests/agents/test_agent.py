@@ -137,12 +137,17 @@ def agent(problem, client):
 
 @pytest.mark.parametrize(
     ("gives", "verdict", "reward"),
-    [("1", Verdict.RIGHT, 1.0), ("0.25", Verdict.WRONG, 0.25), ("True", Verdict.RIGHT, 1.0)],
+    [
+        ("1", Verdict.RIGHT, 1.0),
+        ("0.25", Verdict.WRONG, 0.25),
+        ("True", Verdict.RIGHT, 1.0),
+        ("{'reward': 0.25, 'form': True, 'why': 'x'}", Verdict.WRONG, 0.25),
+    ],
 )
 async def test_a_number_is_the_reward(tmp_path: Path, gives: str, verdict: Verdict, reward: float) -> None:
     found = await made(asking(tmp_path, f"    return {gives}\n"), ["no box"])
     assert found.outcome and (found.outcome.verdict, found.outcome.reward) == (verdict, reward)
-    assert found.outcome.method == "agent"
+    assert found.outcome.method == "agent" and found.outcome.parts == ({"form": 1.0} if "form" in gives else {})
 
 
 def right_if(said: str) -> ScriptedVerifier:

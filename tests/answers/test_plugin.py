@@ -142,6 +142,21 @@ async def test_a_reward_that_is_not_finite_is_a_fault_of_the_function_and_names_
     assert "as the reward of attempt 0 at problem" in str(found) and "('q'); let it return a finite" in str(found)
 
 
+class Tensor:
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+
+async def test_other_finite_numbers_of_a_dict_are_parts_of_the_reward() -> None:
+    none = {"why": "so", "none": None, "list": [1], "nan": float("nan"), "huge": 10**400, "tensor": Tensor()}
+    given: dict[Any, Any] = {"score": 0.25, "form": True, 3: 2.5, **none}
+    for function in (lambda solution_str: given, lambda completions: [given]):
+        reward = RewardVerifier(Letters(), RewardCalls(reward_of("f", function)))
+        for stop, earned in ((Stop.ANSWERED, 0.25), (Stop.MAX_TOKENS, 0.0)):
+            found = await verified(reward, problem("5"), attempt(turn("5"), stop=stop))
+            assert (found.reward, found.parts) == (earned, {"form": 1.0, "3": 2.5})
+
+
 @pytest.mark.parametrize("text", ["much", "digit", "list"])
 async def test_what_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"of attempt 0 at problem \w+ \('q'\); let it return a number"):

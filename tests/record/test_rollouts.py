@@ -75,6 +75,7 @@ def test_a_written_step_reads_back_with_every_column(tmp_path: Path) -> None:
         "text": ["<11> <12>", "<13>"],
         "verdict": "right",
         "reward": 1.0,
+        "reward_parts": None,
         "extracted": "2",
         "method": "integer",
         "penalty_errors": 1.0,
@@ -116,13 +117,13 @@ def test_a_problem_that_came_as_a_conversation_is_read_back_as_one(tmp_path: Pat
 def test_a_reward_that_is_no_sum_of_halves_reads_back_to_the_bit(tmp_path: Path) -> None:
     folder, made = run(tmp_path), record(0, Verdict.WRONG)
     assert made.trajectory.outcome is not None
-    outcome = replace(made.trajectory.outcome, reward=0.1)
+    outcome = replace(made.trajectory.outcome, reward=0.1, parts={"format \ud800": 0.7, "length": -3.0})
     write_attempts(
         folder.rollout_file(1), 1, [replace(made, trajectory=replace(made.trajectory, outcome=outcome))], None
     )
     (row,) = read_rollouts(folder.path, 1)
     read_back = trajectory_of(row).outcome
-    assert read_back is not None and read_back.reward == 0.1
+    assert read_back == outcome
 
 
 def test_attempts_that_reached_no_group_are_there_with_their_reason(tmp_path: Path) -> None:

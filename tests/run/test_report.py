@@ -16,6 +16,7 @@ from rocstar.run.report import (
     attempt_records,
     faults_of,
     mean_of_updates,
+    means_of_parts,
     staleness_metrics,
     step_metrics,
 )
@@ -26,7 +27,8 @@ from tests.record.examples import PROBLEM, choice, resampled, trajectory
 def with_losses() -> Resampled:
     """One right, one wrong, one fault of ours and one undecided."""
     verdicts = (Verdict.RIGHT, Verdict.WRONG, None, Verdict.UNDECIDED)
-    attempts = tuple(trajectory(n, verdict=verdict) for n, verdict in enumerate(verdicts))
+    made = [trajectory(n, verdict=verdict) for n, verdict in enumerate(verdicts)]
+    attempts = tuple(replace(t, outcome=t.outcome and replace(t.outcome, parts={"form@/": t.index})) for t in made)
     choices = (
         choice(0, True, Reason.KEPT_ALL),
         choice(1, True, Reason.KEPT_ALL),
@@ -61,8 +63,13 @@ def test_every_drop_has_its_own_counter() -> None:
     assert metrics["roc/attempts"] == metrics["roc/kept"] + sum(dropped.values()) == 7
     assert (metrics["group/usable"], metrics["policy/entropy"]) == (2, 0.5)
     alone = step_metrics(groups[:1], scored(groups[:1]))  # faults and undecided attempts count in no accuracy
-    assert (alone["reward/mean"], alone["verdict/undecided"]) == (0.5, 0.25)
+    assert (alone["reward/mean"], alone["verdict/undecided"], alone["reward/parts/form__"]) == (0.5, 0.25, 0.5)
     assert faults_of([one.group for one in groups[:1]]) == (0.5, "the sandbox is gone")
+
+
+def test_parts_are_averaged_as_rewards_are_over_the_attempts_that_have_them() -> None:
+    found = means_of_parts([[{"form": 1.0}, {"form": 0.0}, {}], [{"form": 0.25, "": 2.0}], []])
+    assert found == {"reward/parts/_": 2.0, "reward/parts/form": 0.375}
 
 
 def written_by(*spans: tuple[int, int]) -> Group:

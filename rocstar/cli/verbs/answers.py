@@ -93,13 +93,14 @@ def test(
     else:
         loaded = load_cases(data, read_rows(data), text=text, gold=gold, expected=expected, limit=limit, graded=True)
     scored = asyncio.run(scores(called, loaded))
-    ours = _decide(loaded, strict=strict)
+    ours, has_parts = _decide(loaded, strict=strict), any(one.parts for one in scored)
     rows = [
         {
             "line": one.case.line,
             "text": one.case.text,
             "gold": one.case.gold,
             "reward": one.reward,
+            **({"parts": one.parts} if has_parts else {}),
             "rocstar": str(our.grade.verdict),
             "method": our.grade.method,
             "milliseconds": round(one.milliseconds, 3),
