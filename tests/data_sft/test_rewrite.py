@@ -148,9 +148,8 @@ def test_a_source_without_a_row_says_why(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(DataError, match="no row"):
         built(tmp_path / "out", source, note=said.append)
-    assert said == [
-        "chat: 1 rows read, 0 conversations built, the first row refused for: field messages: expected a list of messages"
-    ]
+    (told,) = said
+    assert told.endswith(" built, the first row refused for: field messages: expected a list of messages")
 
 
 def test_an_answer_that_would_forge_a_turn_is_refused(tmp_path: Path) -> None:
