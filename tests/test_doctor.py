@@ -44,6 +44,15 @@ def test_little_shared_memory_is_told_with_how_a_container_gets_more(monkeypatch
     assert found.found.startswith("0.1 GB free") and "--shm-size" in found.remedy
 
 
+def test_a_cpu_without_products_in_bf16_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocstar.engines import torch_gpus
+
+    monkeypatch.setattr(torch_gpus, "gpus", list)
+    for multiplies in (True, False):
+        monkeypatch.setattr(torch_gpus, "cpu_multiplies_bf16", lambda multiplies=multiplies: multiplies)
+        assert ("bfloat16 is several times as slow" in doctor._torch().found) is not multiplies
+
+
 def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the README's first command installs is enough for the sandbox of a run; the other packages of the sandbox's
     extra are for `sandbox serve`."""

@@ -164,16 +164,17 @@ def _refuse_other(made: SweptRun) -> None:
 
 def carry_out(command: Sequence[str]) -> int:
     """The exit code of one run, whose results go to stderr. Raises KeyboardInterrupt, once it has saved and ended,
-    where Ctrl-C ended it, which reaches this process too, or SIGTERM, which is handed on."""
+    where Ctrl-C ended it, which reaches this process too, or SIGTERM or SIGHUP, which are handed on."""
     asked = False
 
     def hand_on(number: int, frame: object) -> None:
         nonlocal asked
         asked = True
-        child.terminate()
+        child.send_signal(number)  # a second SIGHUP, of the terminal's own, changes nothing
 
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2)
-    before = signal.signal(signal.SIGTERM, hand_on)
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, hand_on) for number in numbers}
     try:
         while (code := child.poll()) is None:
             try:
@@ -181,7 +182,8 @@ def carry_out(command: Sequence[str]) -> int:
             except KeyboardInterrupt:
                 asked = True
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for ended, handler in before.items():
+            signal.signal(ended, handler)
     if asked or code == INTERRUPTED:
         raise KeyboardInterrupt
     return code

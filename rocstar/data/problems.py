@@ -28,6 +28,8 @@ STORIES = ("Body", "body")
 
 PICTURES = ("images", "image", "videos", "audios")
 """Columns that TRL and verl give to a model besides the text."""
+CHOICES = ("choices", "options")
+"""Columns of what a question offers to choose from (MMLU, ARC, MMLU-Pro, MedQA)."""
 EXACT = 2**53  # a float beyond it, such as 1e23, is seldom the whole number that was meant
 SHOWN_CHARS = 40  # of a wrong value, in a message
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -169,6 +171,8 @@ def problem_of(row: Row, columns: ProblemColumns, *, where: str, source: str, li
     question = " ".join(messages[-1]["content"] for messages in found if messages)
     if not question:
         raise EmptyField(f"{where}, fields {', '.join(columns.question)}: all empty, expected a text.")
+    if columns.answer is not None:
+        _refuse_hidden_choices(row, question, where)
     answer = "" if columns.answer is None else _answer_text(row, columns.answer, where)
     metadata = {name: value for name, value in row.items() if name not in columns.used} | {"line": line}
     before = [message for messages in found for message in messages[:-1]]
@@ -260,6 +264,17 @@ def _refuse_pictures(row: Row, where: str) -> None:
     for name in PICTURES:
         if row.get(name):
             reason = "holds pictures, sound or film, which no model here is shown; leave such rows out, or the column."
+            raise DataError(f'{where}, field "{name}": {reason}')
+
+
+def _refuse_hidden_choices(row: Row, question: str, where: str) -> None:
+    """Raises DataError for a row whose choices its question does not show: the model would not see them."""
+    for name in CHOICES:
+        found = row.get(name)
+        parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, list) else ()
+        texts = [str(text) for part in parts for text in (part if isinstance(part, list) else [part])]
+        if not all(text in question for text in texts):
+            reason = "holds choices that the question does not show; write them into the question, or leave it out."
             raise DataError(f'{where}, field "{name}": {reason}')
 
 

@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache, cache_shape
+from rocstar.engines.torch_gpus import cpu_multiplies_bf16
 
 PACKED_FROM = 2**18  # numbers of a matrix in fp32; for smaller ones code that oneDNN compiles by rows costs too much
 USUAL_ROWS = 64  # tokens of a step for which oneDNN chooses the order; other values make no measured difference
@@ -215,11 +216,6 @@ def packs(weight: torch.Tensor) -> bool:
     if weight.dtype is torch.bfloat16:
         return cpu_multiplies_bf16()
     return weight.dtype is torch.float32 and weight.numel() >= PACKED_FROM
-
-
-def cpu_multiplies_bf16() -> bool:
-    """Whether oneDNN has products in bf16 for this CPU, as with AVX-512; torch's own have a tenth of fp32's speed."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _one_of(parameters: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -4,7 +4,6 @@ checked here. A refused request is a mistake of the user, and ends the evaluatio
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -13,15 +12,12 @@ import httpx
 import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
-from rocstar.support.chat_http import CUT, FILTERED, ChatHttp, Sleep, refuse_broken_off
+from rocstar.support.chat_http import CUT, FILTERED, LENGTH, ChatHttp, Sleep, refuse_broken_off
 from rocstar.types import Status
 
 TRIES = 6
 ANSWER_SECONDS = 3600.0  # 30,000 tokens at 10 a second
-LENGTH = re.compile(r"context length|maximum context|max_model_len|too long|too many tokens")  # servers' messages
 JUDGE_TOKENS = 4096  # what Arena-Hard-Auto allows a judge
-CAP, NEWER_CAP = "max_tokens", "max_completion_tokens"
-"""OpenAI's newer models refuse the first and ask for the second, which Ollama and older llama.cpp servers ignore."""
 
 
 class TooLong(Exception):
@@ -108,7 +104,6 @@ class ChatClient:
         self._http = ChatHttp(url, key=key, parallel=parallel, seconds=ANSWER_SECONDS, tries=TRIES, sleep=sleep)
         self.url, self.model = self._http.url, model
         self._refused: ConfigError | None = None  # a refusal holds for all waiting requests too
-        self._cap = CAP
         self.first: Callable[[str, str], str] = dict[str, str]().setdefault
         """(address and model, the name in an answer, gpt-4o-2024-08-06 where gpt-4o is asked) -> the first such name;
         `Recall.first` knows earlier starts' too."""
@@ -119,7 +114,8 @@ class ChatClient:
             if self._refused is not None:
                 raise self._refused
             try:
-                return await self._post({"model": self.model, "messages": list(messages), **body})
+                request = {"model": self.model, "messages": list(messages), **body}
+                return await self._http.post(request, self._read)
             except ConfigError as error:
                 self._refused = error
                 raise
@@ -134,17 +130,6 @@ class ChatClient:
 
     async def close(self) -> None:
         await self._http.close()
-
-    async def _post(self, body: Mapping[str, Any]) -> ChatAnswer:
-        """body: with `max_tokens`, sent under the name that the endpoint asks for."""
-        cap = self._cap
-        try:
-            return await self._http.post({cap if key == CAP else key: body[key] for key in body}, self._read)
-        except ConfigError as refusal:
-            if cap == NEWER_CAP or CAP not in body or NEWER_CAP not in str(refusal):
-                raise
-            self._cap = NEWER_CAP
-            return await self._post(body)
 
     def _read(self, response: httpx.Response) -> ChatAnswer:
         if not response.is_success:

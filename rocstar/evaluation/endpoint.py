@@ -135,6 +135,7 @@ class EndpointAttempt:
                         + ("lower --max-response-tokens" if self._solver.capped else "leave such problems out")
                     ) from None
                 return Stop.MAX_TOKENS
+            written = replace(written, cut=written.cut or written.completion_tokens > room)
             reply = await self._replied(written, time.monotonic() - sent)
             if reply.stop is not None:
                 return reply.stop

@@ -19,9 +19,9 @@ from rocstar.cluster.here import Machines
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_channel import Channel
-from rocstar.engines.torch_compact import cpu_multiplies_bf16
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import lowered
+from rocstar.engines.torch_gpus import cpu_multiplies_bf16
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError
 from rocstar.learning.models import compute_dtype, device_of, load_model, random_model, threads_in_use

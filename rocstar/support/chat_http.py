@@ -24,6 +24,9 @@ CUT = ("length", "model_length")
 """Those of one that reached the limit of its tokens, or, at Mistral, of the model."""
 BROKEN_OFF = ("abort", "error", "insufficient_system_resource", "", None)
 """Those that vLLM, SGLang, DeepSeek and Ollama give where they stopped before the model did."""
+LENGTH = re.compile(r"context length|maximum context|max_model_len|too long|too many tokens")  # servers' messages
+CAP, NEWER_CAP = "max_tokens", "max_completion_tokens"
+"""OpenAI's newer models refuse the first and ask for the second, which Ollama and older llama.cpp servers ignore."""
 FILTERED = re.compile("content_filter|content_policy|invalid_prompt|SAFETY|RECITATION|BLOCKLIST|PROHIBITED_CONTENT")
 """What OpenAI, Azure and Gemini call an answer or a question that a filter took away."""
 
@@ -58,11 +61,23 @@ class ChatHttp:
         self.free = asyncio.Semaphore(parallel)
         self.sent = 0
         """Requests, repeated ones included."""
+        self._cap = CAP
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=httpx.Limits(max_connections=parallel))
 
     async def post(self, body: Mapping[str, Any], read: Callable[[httpx.Response], T]) -> T:
-        """The result of `read` for the answer, or for a refusal (4xx); retried if it raises NoAnswer. Must be awaited
-        inside `free`. Raises EngineUnavailable, and other errors of `read`."""
+        """The result of `read` for the answer, or for a refusal (4xx); retried if it raises NoAnswer. `max_tokens` is
+        sent under the name that the endpoint asks for. Must be awaited inside `free`. Raises EngineUnavailable, and
+        other errors of `read`."""
+        cap = self._cap
+        try:
+            return await self._post({cap if key == CAP else key: body[key] for key in body}, read)
+        except ConfigError as refusal:
+            if cap == NEWER_CAP or CAP not in body or NEWER_CAP not in str(refusal):
+                raise
+            self._cap = NEWER_CAP
+            return await self.post(body, read)
+
+    async def _post(self, body: Mapping[str, Any], read: Callable[[httpx.Response], T]) -> T:
         reason, wait = "", 0.0
         for attempt in range(self.tries):
             if attempt:

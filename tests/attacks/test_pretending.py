@@ -118,6 +118,7 @@ ctypes.CDLL(None).syscall(60, 0)  # exit, of this thread alone
     [
         ("import atexit, os\natexit.register(os._exit, 0)\n1 / 0", ProgramOutcome.EXCEPTION, 0),
         ("error = SyntaxError()\nerror.lineno, error.text = 1, 5\nraise error", ProgramOutcome.EXCEPTION, 1),
+        ("import builtins\nbuiltins.len = None\n1 / 0", ProgramOutcome.EXCEPTION, 1),
         ("import sys\nsys.exit(2**70)", ProgramOutcome.EXIT_NONZERO, 255),  # as CPython does
     ],
 )

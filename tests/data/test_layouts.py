@@ -68,6 +68,9 @@ def test_parquet_with_nested_columns_is_read(tmp_path: Path) -> None:
         ({"prompt": [{**ASKED[1], "tool_calls": [{}]}], "label": "2"}, "a message calls a tool"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "label": "2"}, "message 1: expected a text"),
         ({"prompt": ASKED, "label": "2", "images": [b"png"]}, 'field "images": holds pictures'),
+        ({"question": "1+1?", "choices": ["1", "2"], "answer": 1}, 'field "choices": holds choices that the question'),
+        ({"question": "A?", "options": {"A": "yes", "B": "no"}, "answer": "A"}, 'field "options": holds choices'),
+        ({"question": "Q?", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answer": "A"}, "leave it out"),
         ({"prompt": [], "label": "2"}, "got no messages"),
         ({"prompt": ["1+1?"], "label": "2"}, "got no messages"),
         ({"prompt": ASKED, "reward_model": {"ground_truth": ["2"]}}, 'got ["2"]; with data.columns.answer = "" a'),
@@ -91,7 +94,7 @@ def test_a_prompt_of_messages_keeps_its_system_text_and_its_earlier_turns(tmp_pa
     asked, followed, bare = read(
         tmp_path / "a.jsonl",
         {"prompt": ASKED, "answer": "2"},
-        {"prompt": talk, "answer": "4", "images": None},
+        {"prompt": talk, "answer": "4", "images": None, "choices": None, "options": ["2+2", "And"]},
         {"prompt": "1+1?", "answer": "2"},
     )
     assert (asked.question, asked.system, asked.earlier) == ("1+1?", "Be brief.", ())

@@ -74,10 +74,12 @@ def written(path: Path, *rows: Any) -> Path:
     return path
 
 
-def built(out: Path, *sources: dict[str, Any], environment: Any = None, **parts: Any) -> dict[str, Any]:
+def built(
+    out: Path, *sources: dict[str, Any], environment: Any = None, note: Any = print, **parts: Any
+) -> dict[str, Any]:
     """Build a mix; the datasheet."""
     recipe = MixRecipe.model_validate({"source": list(sources), **parts})
-    return build(recipe, out, code_tool=PYTHON, environment=environment or {}, note=lambda _: None)
+    return build(recipe, out, code_tool=PYTHON, environment=environment or {}, note=note)
 
 
 def lines(path: Path) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocstar.data.sft.endpoint import AnswerCache
-from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.errors import ConfigError, DataError, EngineUnavailable
 from tests.data_sft.support import built, calls, lines, user, written
 from tests.evaluation.served import Raw, Said, served, text
 
@@ -127,6 +127,29 @@ def test_what_the_endpoint_will_not_answer_leaves_only_that_row_out(tmp_path: Pa
     assert row["messages"][0]["content"] == "good"
     (refused,) = lines(tmp_path / "out" / "refused.jsonl")
     assert (refused["line"], refused["reason"]) == (1, "rewrite")
+
+
+def test_a_refusal_that_names_a_parameter_ends_the_build(tmp_path: Path) -> None:
+    settings = {"parameters": {"temperature": 0.5, "max_tokens": 9}}
+    newer = b"Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    with served(lambda body: Raw(400, newer) if "max_tokens" in body else text("new")) as endpoint:
+        rewrite(tmp_path, endpoint.url, [asked("a")], ["response"], **settings)
+        assert [body.get("max_completion_tokens") for body in endpoint.bodies] == [None, 9]
+    fixed = Raw(400, b"Unsupported value: 'temperature' does not support 0.5 with this model.")
+    with served(lambda body: fixed) as endpoint, pytest.raises(ConfigError, match=r"400.*'temperature' does not"):
+        rewrite(tmp_path, endpoint.url, [asked("b")], ["response"], **settings)
+    long = Raw(400, b"This model's maximum context length is 8 tokens; your messages and max_tokens need 9.")
+    with served(lambda body: long) as endpoint, pytest.raises(DataError, match="no row of any source was built"):
+        rewrite(tmp_path, endpoint.url, [asked("c"), asked("d")], ["response"], **settings)
+
+
+def test_a_source_without_a_row_says_why(tmp_path: Path) -> None:
+    source = {"name": "chat", "layout": "messages", "files": [str(written(tmp_path / "in.jsonl", {}))]}
+    said: list[str] = []
+    with pytest.raises(DataError, match="no row"):
+        built(tmp_path / "out", source, note=said.append)
+    (told,) = said
+    assert told.endswith(" built, the first row refused for: field messages: expected a list of messages")
 
 
 def test_an_answer_that_would_forge_a_turn_is_refused(tmp_path: Path) -> None:

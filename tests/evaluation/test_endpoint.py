@@ -199,6 +199,12 @@ async def test_the_cap_is_sent_under_the_name_that_the_endpoint_asks_for() -> No
         await attempted(lambda body: Raw(400, refusal))
 
 
+async def test_an_answer_beyond_the_cap_is_a_cut_one() -> None:
+    for tokens, stop in ((1000, Stop.ANSWERED), (1001, Stop.MAX_TOKENS)):
+        made, _, _ = await attempted(lambda body, tokens=tokens: {**text(ANSWER), "tokens": tokens})
+        assert (made.stop, made.told_tokens) == (stop, tokens)
+
+
 async def test_a_question_that_a_filter_refuses_is_an_attempt_without_a_verdict() -> None:
     made, bodies, _ = await attempted(lambda body: Raw(400, b'{"error": {"code": "content_filter"}}'))
     assert made.stop is Stop.ENVIRONMENT_FAILED and len(bodies) == 1

@@ -119,7 +119,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _torch() -> Finding:
-    from rocstar.engines.torch_gpus import free_bytes, gpus
+    from rocstar.engines.torch_gpus import cpu_multiplies_bf16, free_bytes, gpus
     from rocstar.record.identity import versions
 
     version, cards = versions()["torch"], gpus()
@@ -132,7 +132,8 @@ def _torch() -> Finding:
     if Path("/dev/nvidiactl").exists():
         found = f"{version}, no GPU that this build can use, though a driver is here"
         return _finding("torch", found, "install a CUDA build of torch first (docs/real-models.md)")
-    return _finding("torch", f"{version}, no GPU")
+    slow = "" if cpu_multiplies_bf16() else "; bfloat16 is several times as slow as float32 on this CPU"
+    return _finding("torch", f"{version}, no GPU{slow}")
 
 
 def _compiled() -> Iterator[Finding]:

@@ -57,6 +57,7 @@ class SourceCounts:
     calls: int = 0
     """Tool calls of the built rows, each validated."""
     refused: Counter[Refusal] = field(default_factory=Counter)
+    first_refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,8 @@ async def _read_sources(
             async for draft in _checked_drafts(drafts, source, endpoint, markers, measure):
                 _keep_or_refuse(draft, store, refused, counted)
             built = len(store.positions(source.name))
-            note(f"{source.name}: {counted.rows} rows read, {built} conversations built")
+            why = f", the first row refused for: {counted.first_refusal}" if counted.rows and not built else ""
+            note(f"{source.name}: {counted.rows} rows read, {built} conversations built{why}")
     return counts
 
 
@@ -249,6 +251,7 @@ def _keep_or_refuse(draft: Draft, store: RowStore, refused: IO[str], counts: Sou
             return
         why = Refused(Refusal.DUPLICATE, "messages", f"the same row {why.id} came before")
     counts.refused[why.reason] += 1
+    counts.first_refusal = counts.first_refusal or str(why)
     # Half surrogates, a possible reason of refusal, cannot be written as UTF-8.
     refused.write(utf8(dumped(draft.refusal(why))) + "\n")
 

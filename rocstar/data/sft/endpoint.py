@@ -2,7 +2,8 @@
 of three ways:
 
 - an answer, which is written to the cache before it is used;
-- `Refused`: the service read this request and will not answer it (content filter, too long); the row is left out;
+- `Refused`: the service read this request and will not answer it (content filter, too long); the row is left out. A
+  refusal that names one of `endpoint.parameters` holds for every row, and is a ConfigError;
 - a fault of the service or of the network (no connection, 429, 5xx, a body that is no chat completion): the request is
   tried again, then EngineUnavailable; answers so far are kept, so a restarted build resumes. A fault never becomes a
   row."""
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +25,7 @@ import httpx
 
 from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role
 from rocstar.errors import ConfigError
-from rocstar.support.chat_http import BROKEN_OFF, ENDED, ChatHttp, NoAnswer, refuse_broken_off
+from rocstar.support.chat_http import BROKEN_OFF, ENDED, FILTERED, LENGTH, ChatHttp, NoAnswer, refuse_broken_off
 
 ROW_REFUSED = (400, 413, 422)
 REWORD = (
@@ -109,12 +111,13 @@ class ChatEndpoint:
 
     def _read(self, response: httpx.Response) -> dict[str, Any]:
         """The part of an answer that is kept: text and why it ended. Raises NoAnswer, Refused, ConfigError."""
-        if response.status_code in ROW_REFUSED:
-            raise Refused(Refusal.REWRITE, "messages", f"the endpoint answers {response.status_code}")
-        if not response.is_success:  # no row can be blamed: key, model or address
+        status, text = response.status_code, response.text[:300]
+        if status in ROW_REFUSED and not self._names_a_parameter(text):
+            raise Refused(Refusal.REWRITE, "messages", f"the endpoint answers {status}: {text}")
+        if not response.is_success:  # no row can be blamed
             raise ConfigError(
-                f"{self.http.url} answers {response.status_code} for model {self.model!r} "
-                f"({response.text[:120]}); check endpoint.url, endpoint.model and endpoint.key_variable"
+                f"{self.http.url} answers {status} for model {self.model!r} ({text}); check endpoint.url, "
+                "endpoint.model, endpoint.key_variable and endpoint.parameters"
             )
         try:
             choice = json.loads(response.content)["choices"][0]
@@ -125,6 +128,11 @@ class ChatEndpoint:
         if finish in BROKEN_OFF:  # what is filtered would be filtered again: its row is refused
             refuse_broken_off(finish)
         return {"text": text if isinstance(text, str) else "", "finish": finish}
+
+    def _names_a_parameter(self, refusal: str) -> bool:
+        """Whether every row would be refused like this one; a row that is too long may be refused by `max_tokens`."""
+        named = any(re.search(rf"\b{re.escape(name)}\b", refusal) for name in self.parameters)
+        return named and not LENGTH.search(refusal) and not FILTERED.search(refusal)
 
 
 async def rewritten(conversation: Chat, steps: Sequence[str], endpoint: ChatEndpoint) -> Chat:

@@ -39,6 +39,7 @@ WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # kernel memory: behind one descriptor; of a call, uncharged
 SEEDED = ("random", "numpy.random", "sympy.core.random")
 NUMPY_SEEDS = 2**32
+BUILTINS = dict(vars(builtins))  # a program may have replaced those that its report needs
 
 
 Limit = tuple[int, int, int]
@@ -126,6 +127,8 @@ def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int
     execution = Execution(task.code, FILENAME, ModuleType("__main__"), task.output_bytes)
     pid = os.getpid()
     execution.run()
+    if execution.failure is not None:
+        vars(builtins).update(BUILTINS)
     if os.getpid() == pid and (head := execution.head()):  # a process that the program forked does not report
         with suppress(OSError):  # the program has closed control
             channel.send_report(control, head, [execution.value or b""])
