@@ -2,9 +2,9 @@
 updates under way are finished.
 
 The weights between two updates of a step belong to no step, so a step that has changed them is finished first, and so
-is a record being written. All other work can be repeated and ends at once. A second signal ends the process. SIGHUP
-does not count, neither as a second nor as a first: shell and kernel both send it, and a logout a SIGTERM with it, of which
-Python handles SIGHUP first. Where it is ignored, as under nohup, it stays so.
+is a record being written. All other work can be repeated and ends at once. A second signal ends the process. SIGHUP is
+neither a second nor makes another one second: shell and kernel both send it, a logout SIGTERM with it, and Python
+handles SIGHUP first. Where it is ignored, as under nohup, it stays so.
 
 Python runs a handler only when the main thread returns from a C call. An exchange with a learner rank that is stopped,
 not dead, does not return for half an hour. So a thread also receives signals (`support/signals.py`), and ends the ranks
