@@ -516,9 +516,9 @@ def test_a_stream_that_is_closed_takes_nothing_and_no_file_takes_its_place(workp
     assert (workplace / "said").read_text() == "{'/dev/null'} True"
 
 
-@pytest.mark.parametrize("taken", ["full", "gone"])
+@pytest.mark.parametrize("taken", ["full", "gone", "a closed terminal"])
 def test_a_message_that_cannot_be_written_ends_no_command(taken: str) -> None:
-    reading, writing = os.pipe()
+    reading, writing = os.openpty() if taken == "a closed terminal" else os.pipe()
     os.close(reading)
     program = (
         "import os, sys\nfrom rocstar.support import exits\nexits.tell_without_fail()\n"

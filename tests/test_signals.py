@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
+from rocstar.run.stopper import SIGNALS
+from rocstar.support.child import child_command, child_environment
 from rocstar.support.signals import answered
 
 
@@ -34,3 +38,10 @@ def test_what_else_a_destructor_raises_is_reported_as_ever(monkeypatch: pytest.M
     with answered():
         Broken()
     assert [str(error) for error in reported] == ["odd"]
+
+
+def test_a_signal_that_reaches_the_whole_group_ends_no_child_of_a_run(tmp_path: Path) -> None:
+    program = "import os\ndef main(numbers):\n    for n in numbers: os.kill(os.getpid(), int(n))\n    return 7\n"
+    (tmp_path / "hit.py").write_text(program)
+    command = child_command("hit", *(str(int(one)) for one in SIGNALS))
+    assert subprocess.run(command, env=child_environment({}), cwd=tmp_path).returncode == 7

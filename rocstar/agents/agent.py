@@ -170,8 +170,8 @@ class Client:
     api_key: str
     attempt: AgentAttempt
     row: Mapping[str, Any]
-    """The columns of the problem's row, and its reference as `answer`, for functions that answer the model as an
-    environment or judge it. A copy; the model sees of it what the function sends."""
+    """The columns of the problem's row, and its reference as `answer` unless a column left over has that name, for
+    functions that answer the model as an environment or judge it. A copy, of which the model sees what they send."""
     model: str = MODEL
 
     @property

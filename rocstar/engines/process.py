@@ -14,7 +14,6 @@ again (rollout/fleet.py); which engine the child opens (`opened` of torch_engine
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -312,7 +311,6 @@ Opening = Callable[[EngineSettings], Awaitable[Engine]]
 
 def run(opening: Opening, arguments: Sequence[str]) -> int:
     """`main` of the process; `arguments` are the descriptor of its connection. Returns its exit code."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it reaches the whole group; the parent decides
     with suppress(EOFError, ConnectionError):  # the parent has ended, or closed the connection
         asyncio.run(serve(socket.socket(fileno=int(arguments[0])), opening))
     return 0

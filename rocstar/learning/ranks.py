@@ -216,7 +216,7 @@ def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
 
 def serve_rank(environment: Mapping[str, str]) -> None:
     """Life of a rank above 0, from torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole group; rank 0 decides, and saves first
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # to the whole group; rank 0 decides, and saves first
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(int(environment.get("ROCSTAR_THREADS", "1")))
     ranks = join(environment)

@@ -2,8 +2,9 @@
 updates under way are finished.
 
 The weights between two updates of a step belong to no step, so a step that has changed them is finished first, and so
-is a record being written. All other work can be repeated and ends at once. A second signal ends the process; a SIGHUP
-is no second one, because shell and kernel both send it. Where it is ignored, as under nohup, it stays so.
+is a record being written. All other work can be repeated and ends at once. A second signal ends the process. SIGHUP is
+neither a second nor makes another one second: shell and kernel both send it, a logout SIGTERM with it, and Python
+handles SIGHUP first. Where it is ignored, as under nohup, it stays so.
 
 Python runs a handler only when the main thread returns from a C call. An exchange with a learner rank that is stopped,
 not dead, does not return for half an hour. So a thread also receives signals (`support/signals.py`), and ends the ranks
@@ -93,11 +94,10 @@ class Stopper:
         return self._held > 0 or self._half_changed()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if number == signal.SIGHUP and self.asked:
-            return
-        self._taken += 1
-        again, self.asked = self.asked or self._broken_off, True
-        if not again and self.finishes:
+        counts, is_first, self.asked = number != signal.SIGHUP, not self.asked, True
+        again = counts and (self._taken > 0 or self._broken_off)
+        self._taken += counts
+        if not again and (not is_first or self.finishes):
             return
         # Interrupt the run's own task if it is computing. If it waits, cancel it: an exception raised in one of many
         # attempts would leave the others running.
@@ -109,7 +109,7 @@ class Stopper:
     def _heard(self, number: int) -> None:
         """Runs in a thread. The main thread handles several pending signals of one number as one, so this counts how
         many came, and whether any was handled since the last."""
-        if number not in SIGNALS or (number == signal.SIGHUP and self._came):
+        if number not in SIGNALS[:-1]:
             return
         self._came += 1
         if self._came == 1 and self.finishes:

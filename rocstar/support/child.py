@@ -40,8 +40,8 @@ def uncollected() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Life of the child. Ctrl-C and a closed terminal reach the whole group; the parent decides."""
-    for number in (signal.SIGINT, signal.SIGHUP):
+    """Life of the child. Ctrl-C, SIGTERM and a closed terminal reach the whole group; the parent decides."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[PARENT]):

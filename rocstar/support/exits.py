@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 import sys
 import unicodedata
 from contextlib import suppress
@@ -153,14 +154,16 @@ class _Telling(io.FileIO):
 
 
 class _Results(io.FileIO):
-    """Takes nothing after a failure, which is raised unless it is that the reader of a pipe (`| head`) has gone."""
+    """Takes nothing after a failure, which is raised unless it is that the reader of a pipe (`| head`) or the terminal
+    has gone."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
+            is_terminal = stat.S_ISCHR(os.fstat(self.fileno()).st_mode)  # isatty is false of one that has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # else the shutdown would try once more
-            if not isinstance(error, BrokenPipeError):
+            if error.errno != errno.EPIPE and not (is_terminal and error.errno == errno.EIO):
                 raise
         return memoryview(data).nbytes
 

@@ -49,6 +49,7 @@ def test_the_first_stops_at_once_where_nothing_must_be_finished() -> None:
 
 
 def test_a_closed_terminal_asks_once_however_often_it_is_told_and_nohup_protects_from_it() -> None:
+    """A logout sends SIGTERM too, before or after."""
     before = signal.getsignal(signal.SIGHUP)
     try:
         for handler, asks in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
@@ -58,7 +59,11 @@ def test_a_closed_terminal_asks_once_however_often_it_is_told_and_nohup_protects
                 for _ in range(3):
                     os.kill(os.getpid(), signal.SIGHUP)
                     time.sleep(0.1)
-            assert stopper.asked == asks and signal.getsignal(signal.SIGHUP) == handler
+                assert stopper.asked == asks
+                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGHUP)
+                time.sleep(0.1)
+            assert stopper.asked and signal.getsignal(signal.SIGHUP) == handler
     finally:
         signal.signal(signal.SIGHUP, before)
 
