@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ def test_an_evaluation_says_how_far_it_is() -> None:
     for done in (1, 2, 3):
         screen.attempted("sampled", done, 3, 0.25)
     assert progress.getvalue() == "sampled 1/3 problems  right .25\nsampled 3/3 problems  right .25\n"
+    screen.attempted("greedy", 3, 3, nan)  # of an endpoint that is gone
+    assert progress.getvalue().endswith("greedy 3/3 problems  none judged\n")
 
 
 @pytest.mark.parametrize(
