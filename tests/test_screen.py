@@ -241,9 +241,9 @@ def test_nothing_that_a_model_or_a_program_says_steers_the_terminal(
 
 def test_an_evaluation_says_how_many_attempts_are_missing_in_a_figure() -> None:
     screen, _, results = screens()
-    screen.figures({"avg@4": {**figure(0.5), "missing": 3}, "pass@4": figure(0.7), "setup": {"seed": 0}})
+    screen.figures({"avg@4": {**figure(0.5), "missing": 1}, "pass@4": figure(0.7), "setup": {"seed": 0}})
     lines = results.getvalue().splitlines()
-    assert any("avg@4" in line and line.rstrip().endswith("400, 3 attempts missing") for line in lines)
+    assert any("avg@4" in line and line.rstrip().endswith("400, 1 attempt missing") for line in lines)
     assert any("pass@4" in line and line.rstrip().endswith(" 400") for line in lines)
     assert "seed" not in results.getvalue()
 

@@ -453,7 +453,7 @@ def _n(figure: Any) -> str:
     if not isinstance(figure, Mapping):
         return ""
     missing = figure.get("missing")
-    return f"{figure.get('n', '')}" + (f", {missing} attempts missing" if missing else "") + _open(figure)
+    return f"{figure.get('n', '')}" + (f", {plural(missing, 'attempt')} missing" if missing else "") + _open(figure)
 
 
 def _whole_figure(figure: Any, form: Form) -> str:
