@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ def test_an_evaluation_says_how_far_it_is() -> None:
     for done in (1, 2, 3):
         screen.attempted("sampled", done, 3, 0.25)
     assert progress.getvalue() == "sampled 1/3 problems  right .25\nsampled 3/3 problems  right .25\n"
+    screen.attempted("greedy", 3, 3, nan)  # of an endpoint that is gone
+    assert progress.getvalue().endswith("greedy 3/3 problems  none judged\n")
 
 
 @pytest.mark.parametrize(
@@ -238,9 +241,9 @@ def test_nothing_that_a_model_or_a_program_says_steers_the_terminal(
 
 def test_an_evaluation_says_how_many_attempts_are_missing_in_a_figure() -> None:
     screen, _, results = screens()
-    screen.figures({"avg@4": {**figure(0.5), "missing": 3}, "pass@4": figure(0.7), "setup": {"seed": 0}})
+    screen.figures({"avg@4": {**figure(0.5), "missing": 1}, "pass@4": figure(0.7), "setup": {"seed": 0}})
     lines = results.getvalue().splitlines()
-    assert any("avg@4" in line and line.rstrip().endswith("400, 3 attempts missing") for line in lines)
+    assert any("avg@4" in line and line.rstrip().endswith("400, 1 attempt missing") for line in lines)
     assert any("pass@4" in line and line.rstrip().endswith(" 400") for line in lines)
     assert "seed" not in results.getvalue()
 

@@ -94,15 +94,16 @@ class ChatAnswer:
 
 
 class ChatClient:
-    """One endpoint and one model. Raises EngineUnavailable if it cannot be reached, gives an invalid answer or
-    filters it, ConfigError if it refuses the request, does not count its tokens, or answers as another model than
-    before."""
+    """One endpoint and one model. Raises EngineUnavailable if it cannot be reached, gives an invalid answer or filters
+    it, ConfigError if it refuses the request, does not count its tokens, or answers as another model than before."""
 
     def __init__(self, url: str, model: str, *, key: str | None, parallel: int, sleep: Sleep = asyncio.sleep) -> None:
-        """url: up to and with `/v1`. key: sent as a bearer token, never shown. parallel: requests at once. Raises
-        ConfigError for an invalid URL."""
+        """url: up to and with `/v1`. key: sent as a bearer token, never shown. parallel: requests at once, and
+        attempts. Raises ConfigError for an invalid URL."""
         self._http = ChatHttp(url, key=key, parallel=parallel, seconds=ANSWER_SECONDS, tries=TRIES, sleep=sleep)
         self.url, self.model = self._http.url, model
+        self.places = asyncio.Semaphore(parallel)
+        """An attempt holds one from its first request to its end, or all would be begun before one is finished."""
         self._refused: ConfigError | None = None  # a refusal holds for all waiting requests too
         self.first: Callable[[str, str], str] = dict[str, str]().setdefault
         """(address and model, the name in an answer, gpt-4o-2024-08-06 where gpt-4o is asked) -> the first such name;

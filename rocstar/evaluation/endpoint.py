@@ -78,15 +78,16 @@ class EndpointSolver:
     async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         """One attempt, not yet verified. A service failure, here or at the endpoint, ends it as ENVIRONMENT_FAILED.
         Raises ConfigError if the endpoint refuses a request."""
-        began = time.monotonic()
-        one_attempt = EndpointAttempt(self, problem, sampling)
-        stop, fault = Stop.ENVIRONMENT_FAILED, None
-        try:
-            stop = await one_attempt.carry_out()
-        except Unavailable as error:
-            fault = str(error)
-        finally:
-            await one_attempt.environment.close()
+        async with self.client.places:
+            began = time.monotonic()
+            one_attempt = EndpointAttempt(self, problem, sampling)
+            stop, fault = Stop.ENVIRONMENT_FAILED, None
+            try:
+                stop = await one_attempt.carry_out()
+            except Unavailable as error:
+                fault = str(error)
+            finally:
+                await one_attempt.environment.close()
         return Trajectory(
             problem_id=problem.id,
             index=index,

@@ -11,7 +11,6 @@ import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,9 +193,9 @@ async def evaluate_policy(
 ) -> Evaluation:
     """Attempts of `solver`, and their figures, including those of a benchmark's own scorer.
 
-    fault_budget: share of the sampled and of the greedy attempts that may end by service failures. setup: of
-    `setup_of`, stored in the result. said: called after each problem. recall: stores attempts as they come; stored ones
-    are not repeated. Raises RunHalted past the budget: such failures remove the attempts that use the failed service,
+    fault_budget: share of the sampled and of the greedy attempts that may end by service failures; one more ends the
+    evaluation. setup: of `setup_of`, stored in the result. said: called after each problem. recall: stores attempts as
+    they come; stored ones are not repeated. Raises RunHalted past the budget: such failures remove the attempts that use the failed service,
     so figures of the others would answer another question."""
     journal = recall or Recall()
 
@@ -208,17 +207,15 @@ async def evaluate_policy(
             question_key = f"attempt/{'/'.join(map(str, who))}/{sampling.temperature:g}"
             return await journal.attempt(question_key, lambda: solver.attempt(problem, index, request))
 
-        groups = await verified_groups(
+        return await verified_groups(
             problems,
             one,
             solver.verifier,
             attempts=attempts,
             seed=seed,
             note=solver.note,
-            done=_tally(name, len(problems), said),
+            done=_tally(name, len(problems), attempts, fault_budget, said),
         )
-        _check_faults(groups, fault_budget)
-        return groups
 
     drawn = Sampling(max_new_tokens=1, temperature=protocol.temperature, top_p=protocol.top_p, top_k=protocol.top_k)
     groups = {"samples": await roll("sampled", "evaluate", protocol.attempts, drawn)}
@@ -237,29 +234,25 @@ async def evaluate_policy(
     return Evaluation(groups=groups, result=result, codec=solver.codec)
 
 
-def _tally(name: str, total: int, said: Said) -> Callable[[Group], None]:
-    done = right = attempts = 0
+def _tally(name: str, total: int, attempts: int, budget: float, said: Said) -> Callable[[Group], None]:
+    done = right = judged = 0
+    faults: list[str | None] = []
 
     def count(group: Group) -> None:
-        nonlocal done, right, attempts
-        judged = [attempt for attempt in group.trajectories if is_judged(attempt)]
+        nonlocal done, right, judged
         done += 1
-        attempts += len(judged)
-        right += sum(map(is_right, judged))
-        said(name, done, total, right / attempts if attempts else math.nan)
+        judged += sum(map(is_judged, group.trajectories))
+        right += sum(map(is_right, filter(is_judged, group.trajectories)))
+        faults.extend(one.fault for one in group.trajectories if one.stop is Stop.ENVIRONMENT_FAILED)
+        said(name, done, total, right / judged if judged else math.nan)
+        if len(faults) > budget * total * attempts:
+            raise RunHalted(
+                f"{len(faults)} of the {total * attempts} attempts of this evaluation ended by failures outside the "
+                f"model, which is more than run.fault_budget {budget:.0%} allows, so it has no result; "
+                f"repair what the first of them says and evaluate again: {faults[0]}"
+            )
 
     return count
-
-
-def _check_faults(groups: Sequence[Group], budget: float) -> None:
-    attempts = list(chain.from_iterable(group.trajectories for group in groups))
-    faults = [attempt.fault for attempt in attempts if attempt.stop is Stop.ENVIRONMENT_FAILED]
-    if len(faults) > budget * len(attempts):
-        raise RunHalted(
-            f"{len(faults)} of the {len(attempts)} attempts of this evaluation ended by failures outside the "
-            f"model, which is more than run.fault_budget {budget:.0%} allows, so it has no result; "
-            f"repair what the first of them says and evaluate again: {faults[0]}"
-        )
 
 
 def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class EvalSpec:
     system: Annotated[str | None, Option(metavar="TEXT", help="With --endpoint: the system message; '' for none.")] = (
         None
     )
-    parallel: Annotated[int | None, Option(min=1, help="Requests at once to an endpoint or judge; default: 32.")] = None
+    parallel: Annotated[int | None, Option(min=1, help="Attempts at once, or requests to a judge; default: 32.")] = None
     judge: Annotated[str | None, Option(metavar="URL", help=f"Endpoint that judges arena_hard; key: {JUDGE_KEY}.")] = (
         None
     )

@@ -217,7 +217,7 @@ class EndpointModel:
     key: str | None
     """Sent as a bearer token; in no result."""
     parallel: int
-    """Requests at once."""
+    """Attempts at once."""
     tools: ToolStyle
     recipe: Recipe
     capped: bool

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
 
 from rocstar.support.exits import shortened, visible
@@ -68,9 +69,10 @@ class Screen:
 
     def attempted(self, name: str, done: int, total: int, right: float) -> None:
         """Progress of an evaluation: `done` of `total` problems are attempted, this share of their attempts is
-        right."""
+        right (nan: none of them is judged)."""
         left = self._left(name, done, total, first=0, began=self._said)
-        self._show(f"{name} {done}/{total} problems  right {share(right)}{left}", last=done >= total)
+        found = "none judged" if isnan(right) else f"right {share(right)}"
+        self._show(f"{name} {done}/{total} problems  {found}{left}", last=done >= total)
 
     def counted(self, name: str, done: int, total: int, of: str) -> None:
         """Progress of other work, `done` of `total`; a step line or a note will follow. of: the items counted."""
@@ -451,7 +453,7 @@ def _n(figure: Any) -> str:
     if not isinstance(figure, Mapping):
         return ""
     missing = figure.get("missing")
-    return f"{figure.get('n', '')}" + (f", {missing} attempts missing" if missing else "") + _open(figure)
+    return f"{figure.get('n', '')}" + (f", {plural(missing, 'attempt')} missing" if missing else "") + _open(figure)
 
 
 def _whole_figure(figure: Any, form: Form) -> str:

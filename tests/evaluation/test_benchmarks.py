@@ -20,7 +20,7 @@ from rocstar.evaluation.kinds import KINDS
 from rocstar.evaluation.recall import FILE
 from rocstar.evaluation.scorers.choice import WRONG
 from rocstar.support import exits
-from tests.evaluation.served import Said, served, text
+from tests.evaluation.served import Raw, Said, served, text
 from tests.published import DATA
 
 AIME = [{"id": n, "problem": f"{n}+1?", "answer": str(n + 1)} for n in range(6)]
@@ -92,6 +92,9 @@ def test_a_killed_evaluation_asks_only_for_what_is_missing(workplace: Path, caps
         assert code == exits.USAGE and "answered as 'm-1', and now as 'm-2'" in told
         endpoint.script = answers
         code, result, told = asked(*on, capsys=capsys)
+        asked_before, endpoint.script = len(endpoint.bodies), lambda body: Raw(400, b"content_filter")
+        assert asked(*on, capsys=capsys)[0] == exits.FAILED
+        assert len(endpoint.bodies) - asked_before < 6, "a fault too many ends it, whatever is left to ask"
     assert code == exits.OK and "7 answers exist from an earlier start" in told
     seeds = [body["seed"] for body in answered]
     assert len(seeds) == 12 == len(set(seeds)) and result["attempts"] == 12

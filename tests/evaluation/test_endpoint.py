@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -33,8 +34,9 @@ async def attempted(
     limits: AttemptLimits = LIMITS,
     problem: Problem = PROBLEM,
     one_turn: bool = False,
+    times: int = 1,
 ) -> tuple[Trajectory, list[Mapping[str, Any]], list[float]]:
-    """(the attempt, bodies of the requests, waits between tries)."""
+    """(the first of `times` attempts, bodies of the requests, waits between tries)."""
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -57,7 +59,7 @@ async def attempted(
             environment=OneTurn if one_turn else ToolEnvironment,
         )
         try:
-            made = await solver.attempt(problem, 0, SAMPLING)
+            made, *_ = await asyncio.gather(*(solver.attempt(problem, index, SAMPLING) for index in range(times)))
         finally:
             await client.close()
         assert endpoint.keys == {"Bearer secret"}
@@ -83,6 +85,11 @@ async def test_calls_in_openai_form_run_here_and_their_results_go_back() -> None
     assert second["messages"][3] == {"role": "tool", "tool_call_id": "abc", "content": "5\n"}
     assert made.stop is Stop.ANSWERED and made.num_calls == 1 and made.num_failed_calls == 0
     assert first["max_tokens"] == 1000 and first["temperature"] == 0.6 and first["seed"] != second["seed"]
+
+
+async def test_attempts_are_finished_before_others_are_begun() -> None:
+    _, bodies, _ = await attempted(calls_then_answers, times=3)  # of which two have a place
+    assert sorted(body["messages"][-1]["role"] for body in bodies[:3]) == ["tool", "user", "user"]
 
 
 async def test_calls_in_the_papers_form_run_as_well() -> None:
