@@ -195,8 +195,8 @@ async def evaluate_policy(
 
     fault_budget: share of the sampled and of the greedy attempts that may end by service failures; one more ends the
     evaluation. setup: of `setup_of`, stored in the result. said: called after each problem. recall: stores attempts as
-    they come; stored ones are not repeated. Raises RunHalted past the budget: such failures remove the attempts that use the failed service,
-    so figures of the others would answer another question."""
+    they come; stored ones are not repeated. Raises RunHalted past the budget: such failures remove the attempts that
+    use the failed service, so figures of the others would answer another question."""
     journal = recall or Recall()
 
     async def roll(name: str, identity: str, attempts: int, sampling: Sampling) -> list[Group]:
