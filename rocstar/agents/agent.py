@@ -48,7 +48,7 @@ from uvicorn.server import ServerState
 from rocstar.agents.attempt import AgentAttempt, AgentFailed, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body, read_chat, write_chat
 from rocstar.answers.extract import boxed
-from rocstar.answers.plugin import Parts, parts_in
+from rocstar.answers.reward import RewardParts, parts_in
 from rocstar.errors import ConfigError, DataError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
@@ -78,7 +78,7 @@ REST_SECONDS = 86_400  # idle time of a connection, longer than attempts last: d
 SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS}
 MOST_CONNECTIONS = 64  # of a sandboxed program, so that it can't exhaust the run's descriptors
 KEPT_VARIABLES = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE")  # of the environment, for programs
-Answer = str | tuple[float, Parts]  # a text to be judged, or a reward and its parts
+Answer = str | tuple[float, RewardParts]  # a text to be judged, or a reward and its parts
 
 
 class Gateway:

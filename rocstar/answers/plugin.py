@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
 from itertools import pairwise
@@ -29,6 +28,7 @@ from typing import Any, cast
 from rocstar.answers.cases import Case
 from rocstar.answers.extract import Truncated, settled, written
 from rocstar.answers.grade import BY_VERIFIER, Grade, Grader
+from rocstar.answers.reward import RewardParts, number_of, parts_in
 from rocstar.answers.verifier import TRUNCATED, BoxedVerifier, ToolOutputVerifier, outcome
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.dialogue.feedback import feedback_text
@@ -45,7 +45,6 @@ OF_TEXTS = frozenset({"reward_model", "reward_spec"})
 """Columns of verl's and SkyRL's rows, whose prompts are messages though their functions take texts."""
 WHOLE = 1 << 22  # characters of a tool's reply that a function sees; sandbox.output_bytes allows fewer
 Function = Callable[..., Any]
-Parts = dict[str, float]  # of a reward, by name
 
 
 def verifier_named(
@@ -130,7 +129,7 @@ class Reward:
     """Completions are conversations, lists of messages, not texts: their annotation contains a dict. None: there is no
     annotation, and they have the form of the prompt in TRL's rows."""
 
-    def __call__(self, problem: Problem, transcript: Transcript) -> tuple[Any, Parts]:
+    def __call__(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
         """`reward_in` of its result for one attempt. Raises the function's own errors, and ConfigError, a message to
         follow its name, if it returned no reward."""
         columns = self.arguments(problem, transcript)
@@ -222,7 +221,7 @@ def signature_of(function: Function, name: str = "the reward function") -> str:
     )
 
 
-def reward_in(given: Any, signature: str) -> tuple[Any, Parts]:
+def reward_in(given: Any, signature: str) -> tuple[Any, RewardParts]:
     """The reward of the one completion, unchecked, and its parts. Raises ConfigError, a message to follow the
     function's name, if the function returned another shape."""
     shown = repr(given)[:SHOWN_CHARS]
@@ -240,27 +239,6 @@ def reward_in(given: Any, signature: str) -> tuple[Any, Parts]:
     return given["score"], parts_in(given, "score")
 
 
-def parts_in(given: Mapping[Any, Any], reward: str) -> Parts:
-    """The finite numbers of a dict, bools too, except its reward; what else it has is left out and fails no attempt."""
-    found = {}
-    for name, value in given.items():
-        with suppress(TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor with several numbers
-            if name != reward and math.isfinite(number := number_of(value)):
-                found[str(name)] = number
-    return found
-
-
-def number_of(given: Any) -> float:
-    """A reward as a float; numbers of numpy and torch are accepted, text is not. An integer beyond a float's range is
-    inf. Raises TypeError, ValueError."""
-    if isinstance(given, str | bytes):
-        raise TypeError("a text is not a number")
-    try:
-        return float(given)
-    except OverflowError:
-        return math.inf
-
-
 @dataclass
 class RewardCalls:
     """Calls a reward function as training does: off the event loop, one call at a time, each within a time limit."""
@@ -272,7 +250,7 @@ class RewardCalls:
     _overdue: Future[Any] | None = field(default=None, init=False)
     """The last call that took too long."""
 
-    async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> tuple[float | None, Parts]:
+    async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> tuple[float | None, RewardParts]:
         """The reward, or None for "undecided", and its parts. case: names the attempt. Raises VerifierUnavailable
         where the function raised, took too long or returned nan or inf, and ConfigError for what is not a number."""
         late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
@@ -294,7 +272,7 @@ class RewardCalls:
             raise VerifierUnavailable(f"your reward function {message}; let it return a finite number.")
         return reward, parts
 
-    def _called(self, problem: Problem, transcript: Transcript) -> tuple[Any, Parts]:
+    def _called(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
         if not self._one_at_a_time.acquire(timeout=self.seconds):
             raise TimeoutError
         try:
@@ -325,7 +303,7 @@ async def scores(reward: Reward, cases: Iterable[Case], seconds: float = SECONDS
     not asked."""
     calls, found = RewardCalls(reward, seconds), []
     for case in cases:
-        given, parts, error, started = None, Parts(), "", time.perf_counter()
+        given, parts, error, started = None, RewardParts(), "", time.perf_counter()
         try:
             given, parts = await calls.reward_of(_problem_of(case), Transcript.of_text(case.text), f"line {case.line}")
         except (ConfigError, VerifierUnavailable) as failure:

@@ -74,7 +74,7 @@ class ProblemLayout:
 # verl and SkyRL put instructions into the prompt and, as a rule, the bare question into extra_info.
 _IN_EXTRA = ("extra_info.question", "prompt")
 _VERL, _SKYRL = "reward_model.ground_truth", "reward_spec.ground_truth"
-_PLAIN = ("answer", "Answer", "final_answer", "expected_answer", "target", "ground_truth", "solution")
+_PLAIN = ("answer", "Answer", "final_answer", "target", "ground_truth", "solution", "expected_answer")
 LAYOUTS = (
     ProblemLayout("verl", (_VERL,), _IN_EXTRA, (_VERL,)),
     ProblemLayout("skyrl", (_SKYRL, "env_class"), _IN_EXTRA, (_SKYRL, _VERL)),
