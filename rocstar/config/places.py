@@ -40,7 +40,7 @@ class SandboxSection(Section):
     memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20, le=2**40)
     """Memory of one program with all its processes."""
     output_bytes: int = Field(default=64 * 1024, ge=256, le=4 * 2**20)
-    """Standard output and standard error of one program together."""
+    """Standard output and standard error of one program together, or the text of one call of a function of your own."""
     processes: int = Field(default=16, ge=1, le=1024)
     """Processes and threads of one program that may be alive at once, the first one included."""
     min_isolation: Literal["L1", "L2", "L3"] = "L3"

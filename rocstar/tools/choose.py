@@ -93,7 +93,7 @@ def _maker(
 
         return mcp_tools(name, limits)
     if is_reference(name):
-        return _own(name, load(name, folders=folders, setting="sandbox.tools"), limits.wall_seconds)
+        return _own(name, load(name, folders=folders, setting="sandbox.tools"), limits)
     close = get_close_matches(name, BUILT_IN, n=1, cutoff=0.0)[0]
     raise ConfigError(
         f"sandbox.tools names {name!r}, which is none of {', '.join(BUILT_IN)}; did you mean {close!r}? "
@@ -101,10 +101,11 @@ def _maker(
     )
 
 
-def _own(name: str, found: Any, seconds: float) -> Callable[[], Any]:
+def _own(name: str, found: Any, limits: Limits) -> Callable[[], Any]:
     setting = f"sandbox.tools = {name!r}"
     if not inspect.isclass(found):
-        return lambda: [FunctionTool(found, timeout_seconds=seconds, said=setting)]
+        seconds, most = limits.wall_seconds, limits.output_bytes
+        return lambda: [FunctionTool(found, timeout_seconds=seconds, output_bytes=most, said=setting)]
     check_call(found, (), said=setting)
     missing = [part for part in ("spec", "run") if not hasattr(found, part)]
     if missing:

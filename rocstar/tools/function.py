@@ -41,13 +41,18 @@ class FunctionTool:
     """Implements `Tool`. The model sees the function's name, docstring and annotations.
 
     A plain function runs in a thread, an `async def` on the event loop, each call for at most `timeout_seconds`. The
-    return value is the output: text unchanged, anything else as JSON if possible. An exception is a CODE_ERROR that the
-    model reads, except `rocstar.errors.Unavailable`, which is a service failure and retried."""
+    return value is the output: text unchanged, anything else as JSON if possible; more than `output_bytes` is an
+    OUTPUT_LIMIT. An exception is a CODE_ERROR that the model reads, except `rocstar.errors.Unavailable`, which is a
+    service failure and retried."""
 
-    def __init__(self, function: Callable[..., Any], *, timeout_seconds: float, said: str = "") -> None:
-        """said: the setting that names it, for messages. Raises ConfigError if a model can't call it."""
+    def __init__(
+        self, function: Callable[..., Any], *, timeout_seconds: float, output_bytes: int | None = None, said: str = ""
+    ) -> None:
+        """output_bytes: of a call's text that are kept. said: the setting that names it, for messages. Raises
+        ConfigError if a model can't call it."""
         self._function = function
         self._seconds = timeout_seconds
+        self._most = output_bytes
         self._signature = signature_of(function, said or function.__name__)
         self.spec = ToolSpec(
             name=function.__name__, description=self._signature.description, parameters=self._signature.parameters
@@ -67,7 +72,7 @@ class FunctionTool:
             began = time.monotonic()
             status, text = await self._outcome(arguments)
             ended = time.monotonic()
-        return ran_here(call, status, text, asked=requested, began=began, ended=ended)
+        return ran_here(call, status, text, asked=requested, began=began, ended=ended, most=self._most)
 
     async def _outcome(self, arguments: dict[str, Any]) -> tuple[Status, str]:
         run = self._awaited if inspect.iscoroutinefunction(self._function) else self._threaded

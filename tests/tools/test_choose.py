@@ -55,10 +55,9 @@ class Wants(Echo):
 '''
 
 
-def chosen(names: list[str], folder: Path | None = None, seconds: float = 5.0) -> Tools:
-    limits = Limits(wall_seconds=seconds)
+def chosen(names: list[str], folder: Path | None = None, limits: Limits | None = None) -> Tools:
     sandbox = SandboxClient(daemons=0)  # nothing is run in it
-    return make_tools(names, sandbox, limits, tool_name="python", folders=[folder] if folder else [])
+    return make_tools(names, sandbox, limits or Limits(), tool_name="python", folders=[folder] if folder else [])
 
 
 @pytest.fixture
@@ -89,10 +88,12 @@ async def test_tools_of_the_users_own_stand_in_the_order_of_the_recipe(own: Path
         assert (await counter.run(call)).stdout == "1"
 
 
-async def test_a_function_has_the_time_of_a_program(own: Path) -> None:
-    (tool,) = chosen(["own_tools_module:lookup"], own, seconds=0.05).shared
+async def test_a_function_has_the_time_and_the_output_of_a_program(own: Path) -> None:
+    (tool,) = chosen(["own_tools_module:lookup"], own, Limits(wall_seconds=0.05, output_bytes=4)).shared
     result = await tool.run(ToolCall(id="c", tool="lookup", arguments={"city": "nowhere"}, raw=""))
     assert result.status is Status.TIMEOUT
+    result = await tool.run(ToolCall(id="d", tool="lookup", arguments={"city": "Paris"}, raw=""))
+    assert (result.status, result.stdout, result.truncated_bytes) == (Status.OUTPUT_LIMIT, "Pari", 14)
 
 
 @pytest.mark.parametrize(

@@ -176,10 +176,10 @@ class QuestionIndex:
         return None
 
     def _nearest(self, pieces: frozenset[int], bands: Sequence[int]) -> Match | None:
-        marks = ", ".join("?" * len(bands))
+        first = f"SELECT * FROM (SELECT number FROM band WHERE value = ? ORDER BY number LIMIT {MAX_CANDIDATES})"
+        union = " UNION ".join([first] * len(bands))  # a band alone may hold all questions with one wording and answer
         candidates = self._database.execute(
-            f"SELECT name, shown, shingles FROM seen WHERE number IN "
-            f"(SELECT DISTINCT number FROM band WHERE value IN ({marks}) ORDER BY number LIMIT {MAX_CANDIDATES}) "
+            f"SELECT name, shown, shingles FROM seen WHERE number IN ({union} ORDER BY 1 LIMIT {MAX_CANDIDATES}) "
             "ORDER BY number",
             bands,
         )

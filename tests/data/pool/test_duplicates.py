@@ -1,6 +1,7 @@
 import random
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,16 @@ def test_the_sketch_finds_nearly_all_pairs_that_are_alike_enough(tmp_path: Path)
                 assert match is None
     assert wanted > 40
     assert found >= 0.98 * wanted
+
+
+def test_a_question_costs_no_more_where_more_questions_share_its_wording_and_answer(seen: QuestionIndex) -> None:
+    steps = [0] * 10
+    for number in range(1000):  # none is near another
+        seen._database.set_progress_handler(partial(_count, steps, number // 100), 100)
+        question = f"What are the last two digits of the sum of {number} and {7 * number} for row {3 * number} of all?"
+        assert seen.add(question, "5", str(number), form="5") is None
+    assert steps[9] < 1.5 * steps[2], f"the database's steps grow with the questions it holds: {steps}"
+
+
+def _count(steps: list[int], place: int) -> None:
+    steps[place] += 1
