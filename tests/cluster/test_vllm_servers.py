@@ -42,7 +42,7 @@ def answers(server: RunningServer) -> bool:
 async def test_a_server_has_an_address_a_gpu_of_rays_and_ends_when_it_is_closed(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
-    server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub, gpus=("7",), place=0), print)
+    server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub, gpus=("7",), place=0))
     assert answers(server)
     worker = worker_of(tmp_path / "vllm.log")
     assert psutil.Process(server.pid).environ()["CUDA_VISIBLE_DEVICES"] in ("0", "1")
@@ -55,10 +55,10 @@ async def test_after_its_death_another_is_begun_in_the_same_place(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
     start = vllm_servers.starter(place, TABLE)
-    first = await start(settings(tmp_path, stub), print)
+    first = await start(settings(tmp_path, stub))
     psutil.Process(first.pid).kill()
     await first.close()
-    second = await start(settings(tmp_path, stub), print)
+    second = await start(settings(tmp_path, stub))
     assert second.url != first.url and answers(second)
     await second.close()
 
@@ -66,7 +66,7 @@ async def test_after_its_death_another_is_begun_in_the_same_place(
 async def test_a_server_ends_with_its_actor_and_closing_it_then_is_harmless(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
-    server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub), print)
+    server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub))
     ray.kill(server._actor)  # type: ignore[attr-defined]
     await gone(server.pid)
     await server.close()
@@ -77,7 +77,7 @@ async def test_why_a_server_did_not_start_is_told_as_on_one_machine(
 ) -> None:
     (tmp_path / "broken").mkdir()
     with pytest.raises(EngineUnavailable, match=r"vLLM ended with exit code 1 as it started: (.|\n)*no such model"):
-        await vllm_servers.starter(place, TABLE)(settings(tmp_path / "broken", stub), print)
+        await vllm_servers.starter(place, TABLE)(settings(tmp_path / "broken", stub))
 
 
 async def test_servers_that_take_turns_run_on_the_gpus_that_learners_were_lent(
@@ -91,7 +91,7 @@ async def test_servers_that_take_turns_run_on_the_gpus_that_learners_were_lent(
         assert sorted(gpu for _, gpu in lent) == ["0", "1"]
         table = replace(TABLE, processes=[rank, replace(rank, name="learner-1"), wide], colocate=True)
         start = vllm_servers.starter(groups["learners"], table, lent)
-        server = await start(settings(tmp_path, stub, gpus=("7", "8"), place=0), print)
+        server = await start(settings(tmp_path, stub, gpus=("7", "8"), place=0))
         assert answers(server)
         assert psutil.Process(server.pid).environ()["CUDA_VISIBLE_DEVICES"] == ",".join(gpu for _, gpu in lent)
         await server.close()

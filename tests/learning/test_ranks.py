@@ -201,7 +201,7 @@ def test_sft_with_muon_on_sharded_matrices_follows_sft_on_one_rank(ranks: Ranks)
     policies = [Policy(model(), codec(), template_named("compact"), ranks=each) for each in (ranks, ALONE)]
     sharded, whole = (SftLearner(each, section, steps=9) for each in policies)
     for step in range(3):
-        assert sharded.update(sft_rows(), seed=step) == pytest.approx(whole.update(sft_rows(), seed=step), abs=1e-5)
+        assert sharded.update(sft_rows(), seed=step) == pytest.approx(whole.update(sft_rows(), seed=step), abs=1e-4)
 
 
 def test_the_tokens_and_attempts_that_a_loss_leaves_out_are_those_that_one_rank_leaves_out(ranks: Ranks) -> None:
