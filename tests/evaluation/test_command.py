@@ -126,7 +126,7 @@ def test_a_sandbox_that_dies_ends_in_a_sentence_and_no_result(
     monkeypatch.setattr(environment.ToolEnvironment, "reply", dead)
     assert cli.run(["eval", str(model_folder), "--data", "math/test.jsonl", *FEW]) == exits.FAILED
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("rocstar: 2 of the 2 attempts of this evaluation ended by failures outside the model")
+    assert last.startswith("rocstar: 1 of the 2 attempts of this evaluation ended by failures outside the model")
     assert not (workplace / "runs").exists()
 
 
