@@ -312,3 +312,8 @@ class Marked(Protocol):
     def jinja(self) -> str | None:
         """Jinja source for the `chat_template` of a saved tokenizer; None to keep what the tokenizer came with."""
         ...
+
+
+def end_of_answer(template: Marked) -> str:
+    """The marker that ends a turn without calls: `answer_stop`, where a template has one."""
+    return str(getattr(template, "answer_stop", template.stop))

@@ -34,9 +34,9 @@ from rocstar.data.sft.format import HALF_PAIR, Chat, FunctionCall, Message, Refu
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.marked_calls import typed
 from rocstar.dialogue.segments import text_of
-from rocstar.dialogue.template import end_of_answer, prompt_of
+from rocstar.dialogue.template import prompt_of
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
-from rocstar.protocols import Engine, Tool, ToolSpec, tool_schema
+from rocstar.protocols import Engine, Tool, ToolSpec, end_of_answer, tool_schema
 from rocstar.rollout.environment import AttemptLimits, Conversation
 from rocstar.rollout.fleet import LATE_SECONDS
 from rocstar.types import (

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from rocstar.dialogue.segments import Author, Segment
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files, read_tokenizer, without_prefix_spaces
 from rocstar.errors import ConfigError
-from rocstar.protocols import Marked
+from rocstar.protocols import Marked, end_of_answer
 
 
 class Codec:
@@ -106,7 +106,7 @@ class Codec:
     def stop_ids(self, template: Marked) -> tuple[int, ...]:
         """Every token that ends an assistant turn: the template's stop marker first, then the end-of-sequence tokens
         named by the tokenizer and by the model's generation_config.json and config.json. Raises ConfigError."""
-        named = filter(None, (template.stop, getattr(template, "answer_stop", None), self._files.eos_token))
+        named = filter(None, (template.stop, end_of_answer(template), self._files.eos_token))
         return tuple(dict.fromkeys((*map(self.token_id, named), *self._files.eos_ids)))
 
     def save(self, folder: Path | str, template: Marked) -> None:

@@ -149,11 +149,6 @@ def prompt_of(template: Template, problem: Problem, tools: Sequence[ToolSpec]) -
     return template.opening(problem.question, tools, problem.system, problem.earlier)
 
 
-def end_of_answer(template: Template) -> str:
-    """The marker that ends a turn without calls: `answer_stop`, where a template has one."""
-    return str(getattr(template, "answer_stop", template.stop))
-
-
 def tools_block(tools: Sequence[ToolSpec]) -> tuple[Segment, ...]:
     """The `# Tools` section of a system message: one JSON schema a line. Source: paper Fig. 3; wording ours."""
     schemas = "".join("\n" + json.dumps(tool_schema(spec), ensure_ascii=False) for spec in tools)

@@ -20,7 +20,6 @@ import fcntl
 import functools
 import math
 import os
-import signal
 import socket
 import struct
 import threading
@@ -39,6 +38,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rocstar.errors import RunHalted, first_line
+from rocstar.support.child import leave_signals_to_parent
 
 IDLE = timedelta(days=30)  # a rank waits for rank 0 as long as rollouts take; the connection tells of its death
 EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
@@ -216,8 +216,7 @@ def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
 
 def serve_rank(environment: Mapping[str, str]) -> None:
     """Life of a rank above 0, from torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # to the whole group; rank 0 decides, and saves first
-        signal.signal(number, signal.SIG_IGN)
+    leave_signals_to_parent()
     torch.set_num_threads(int(environment.get("ROCSTAR_THREADS", "1")))
     ranks = join(environment)
     with ranks.guarded("waiting for rank 0"):

@@ -12,10 +12,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from rocstar.dialogue.template import end_of_answer
 from rocstar.errors import ConfigError
 from rocstar.evaluation.subject import find_agent, opened_agent
-from rocstar.protocols import ToolSpec
+from rocstar.protocols import ToolSpec, end_of_answer
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Ran, answered, environment_for

@@ -39,10 +39,15 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Life of the child. Ctrl-C, SIGTERM and a closed terminal reach the whole group; the parent decides."""
+def leave_signals_to_parent() -> None:
+    """Ctrl-C, SIGTERM and a closed terminal reach the whole process group; the parent decides, and saves first."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Life of the child."""
+    leave_signals_to_parent()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[PARENT]):
         return 1

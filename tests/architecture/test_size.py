@@ -22,32 +22,32 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cluster": (837, 8),
     "config": (2131, 10),
     "data": (4416, 22),
-    "dialogue": (1835, 11),
+    "dialogue": (1830, 11),
     "engines": (4514, 22),
     "errors": (53, 1),
     "evaluation": (3444, 20),
     "faults": (635, 4),
     "forecast": (1990, 9),
-    "learning": (3480, 19),
+    "learning": (3479, 19),
     "parts": (1756, 9),
-    "protocols": (314, 1),
+    "protocols": (319, 1),
     "record": (2972, 17),
     "rollout": (1875, 12),
     "run": (4608, 23),
     "sandbox": (8662, 43),
-    "serving": (735, 6),
-    "support": (2112, 15),
+    "serving": (734, 6),
+    "support": (2117, 15),
     "tools": (950, 7),
     "train": (210, 1),
     "types": (624, 1),
     "view": (1848, 9),
 }
-CLASSES, FUNCTIONS = 568, 4111
+CLASSES, FUNCTIONS = 568, 4112
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_495, "tests/**/*.py": 51_130}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_495, "tests/**/*.py": 51_129}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

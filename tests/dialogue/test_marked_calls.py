@@ -27,9 +27,8 @@ from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.marked_calls import MARKED, turn_of, typed
 from rocstar.dialogue.model_template import ModelTemplate, load_model_template
 from rocstar.dialogue.segments import text_of, written
-from rocstar.dialogue.template import end_of_answer
 from rocstar.errors import ConfigError
-from rocstar.protocols import ToolSpec
+from rocstar.protocols import ToolSpec, end_of_answer
 from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
 from rocstar.rollout.episode import run_episode
 from rocstar.types import Sampling, Trajectory

@@ -19,8 +19,8 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.marked_calls import turn_of
 from rocstar.dialogue.segments import Segment, ours, text_of
 from rocstar.dialogue.segments import written as by_assistant
-from rocstar.dialogue.template import Template, end_of_answer
-from rocstar.protocols import ToolSpec
+from rocstar.dialogue.template import Template
+from rocstar.protocols import ToolSpec, end_of_answer
 from rocstar.types import Demonstration, SftRow, ToolResult
 
 
