@@ -4,6 +4,7 @@ the learner does from itself in fp32. And the canary rows, which tell other weig
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Sequence
 from statistics import fmean
@@ -29,7 +30,9 @@ from rocstar.types import Batch, BatchRow, Canary, Sampling, gaps
 from tests.learning.examples import codec
 from tests.learning.test_attention import causal_lm
 
-FAR, STRETCH = 8000, 500
+STRETCH = 500
+FAR = ("Qwen3", "Gemma")
+"""Families tried to position 8,000, which costs the square of it: where errors of angles grow is one code for all."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {},
     "Qwen3": {"head_dim": 32},
@@ -86,10 +89,10 @@ def decoded(model: Any, ids: Sequence[int]) -> list[float]:
 def test_an_engine_in_bf16_is_as_near_to_the_learner_as_that_to_itself_in_fp32(kind: str) -> None:
     """Angles err more with the position."""
     model, chance = lively(kind), random.Random(1)
-    ids = [chance.randrange(104) for _ in range(FAR)]
+    ids = [chance.randrange(104) for _ in range(8000 if kind in FAR else 2500)]
     coarse, exact = (learnt(model, ids, dtype) for dtype in ("bfloat16", "float32"))
     ours = decoded(lowered(copy.deepcopy(model), torch.bfloat16), ids)
-    for part in (slice(0, 500), slice(500, 2000), slice(2000, 4000), slice(4000, FAR)):
+    for part in itertools.starmap(slice, itertools.pairwise((0, 500, len(ids) // 2, len(ids)))):
         assert fmean(gaps(ours[part], coarse[part])) <= fmean(gaps(coarse[part], exact[part])), part
 
 
