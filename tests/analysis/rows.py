@@ -47,7 +47,8 @@ def attempt(
 ) -> AttemptRecord:
     verdict = (Verdict.RIGHT if right else Verdict.WRONG) if isinstance(right, bool) else right
     reward = float(verdict is Verdict.RIGHT)
-    outcome = verdict and Outcome(verdict=verdict, reward=reward, extracted="1", method="integer", format_facts=FACTS)
+    facts = {"method": "integer", "format_facts": FACTS, "parts": {"half share": reward / 2}}
+    outcome = verdict and Outcome(verdict=verdict, reward=reward, extracted="1", **facts)
     trajectory = Trajectory(
         problem_id=problem, index=index, prompt_ids=PROMPT, turns=tuple(turns), stop=stop, outcome=outcome or None
     )
