@@ -70,12 +70,10 @@ class EvalSpec:
         int | None, Option("--n", min=1, metavar="K", help="Attempts per problem; default: 1, or the benchmark's.")
     ] = None
     temperature: Annotated[float | None, Option(min=0, help="0 is greedy; default: 1.0, or the benchmark's.")] = None
-    max_turns: Annotated[int | None, Option(help="Default: the benchmark's, the run's, else the recipe default.")] = (
+    max_turns: Annotated[int | None, Option(help="Of an attempt; default: the benchmark's, the run's, or 10.")] = None
+    max_response_tokens: Annotated[int | None, Option(help="Same default, but 8,192 for 10; less where less fits.")] = (
         None
     )
-    max_response_tokens: Annotated[
-        int | None, Option(help="Same default, or what fits into the model where that is less.")
-    ] = None
     question: Annotated[
         list[str] | None,
         Option(metavar="COLUMN", help="Column with the question; several are joined.", show_default=False),
