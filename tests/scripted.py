@@ -106,7 +106,10 @@ class ScriptedVerifier:
             return error
         facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
         reward = float(verdict is Verdict.RIGHT)
-        return Outcome(verdict=verdict, reward=reward, extracted=None, method="scripted", format_facts=facts)
+        parts = {"half share": reward / 2}
+        return Outcome(
+            verdict=verdict, reward=reward, parts=parts, extracted=None, method="scripted", format_facts=facts
+        )
 
 
 class ScriptedEngine:

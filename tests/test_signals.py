@@ -11,7 +11,7 @@ import pytest
 
 from rocstar.run.stopper import SIGNALS
 from rocstar.support.child import child_command, child_environment
-from rocstar.support.signals import answered
+from rocstar.support.signals import answered, terminated_as_interrupted
 
 
 class Odd:
@@ -26,6 +26,13 @@ def test_a_ctrl_c_that_a_destructor_loses_comes_again() -> None:
     with answered(), pytest.raises(KeyboardInterrupt):
         Odd()
         time.sleep(5)
+
+
+@pytest.mark.usefixtures("own_ctrl_c")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_ends_by_other_signals_as_by_ctrl_c(number: signal.Signals) -> None:
+    with terminated_as_interrupted(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
 
 
 def test_what_else_a_destructor_raises_is_reported_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ tools, simulated users and groups of agents are the environment's affair, and th
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Mapping
 from itertools import islice
 from statistics import fmean
@@ -37,8 +38,9 @@ class TasksetProblems(EnvironmentTask):
             raise ConfigError(f"data.options = {dict(data.options)} is no verifiers environment: {reason}") from error
 
 
-async def solve(problem: Problem, client: Client) -> float:
-    """The mean reward of the traces of the trained seat. Raises Unavailable where the environment fails."""
+async def solve(problem: Problem, client: Client) -> dict[str, float]:
+    """The mean reward of the traces of the trained seat, and as its parts those of their weighted rewards and of their
+    metrics: `rewards_NAME`, `metrics_NAME`. Raises Unavailable where the environment fails."""
     config = _config(problem.source)
     seat = _trained_seat(config)
     endpoint = vf.EvalClientConfig(base_url=client.base_url, headers={"x-api-key": client.api_key})
@@ -53,7 +55,15 @@ async def solve(problem: Problem, client: Client) -> float:
         traces = [trace for trace in episode.traces if trace.agent.name == seat]
         if any(not trace.rewards or None in trace.rewards.values() for trace in traces):
             raise ValueError("it left a trace unscored")
-        return as_reward(fmean(trace.reward for trace in traces))
+        parts = defaultdict(list)
+        for trace in traces:
+            for name, reward in trace.rewards.items():
+                parts[f"rewards_{name}"].append(reward.value)
+            for name, metric in trace.metrics.items():
+                if metric is not None:
+                    parts[f"metrics_{name}"].append(metric)
+        means = {name: fmean(values) for name, values in parts.items()}
+        return {**means, "reward": as_reward(fmean(trace.reward for trace in traces))}
 
 
 @functools.lru_cache(maxsize=4)

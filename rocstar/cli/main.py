@@ -172,7 +172,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
     traceback: Annotated[bool, typer.Option(TRACEBACK, help="Show where an error came from (any place).")] = False,
 ) -> None:

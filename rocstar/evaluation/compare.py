@@ -14,7 +14,7 @@ from typing import Any
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.intervals import figure, mean_difference
-from rocstar.evaluation.metrics import avg_at_k
+from rocstar.evaluation.metrics import avg_at_k, means_of_parts
 from rocstar.record.evaluations import GREEDY, RESULT, SAMPLES
 from rocstar.record.folder import read_json
 from rocstar.record.rollouts import attempt_rows
@@ -44,6 +44,8 @@ class Kept:
     """Problem id -> the question."""
     undecided: float
     """Share of judged attempts that the verifier left undecided; they count as not right."""
+    parts: Mapping[str, float | None]
+    """`reward/parts/NAME` -> its mean."""
 
 
 def read_kept(folder: Path, name: str | None = None, *, greedy: bool = False) -> Kept:
@@ -54,15 +56,25 @@ def read_kept(folder: Path, name: str | None = None, *, greedy: bool = False) ->
     setup = read_json(folder / RESULT).get("setup", {})
     right: dict[str, list[bool]] = defaultdict(list)
     questions: dict[str, str] = {}
+    parts: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     undecided = 0
-    for row in attempt_rows(folder / (GREEDY if greedy else SAMPLES), ("problem_id", "question", "verdict")):
+    columns = ("problem_id", "question", "verdict", "reward_parts")
+    for row in attempt_rows(folder / (GREEDY if greedy else SAMPLES), columns):
         problem, verdict = row["problem_id"], row["verdict"]
         questions[problem] = row["question"]
+        parts[problem].append(row["reward_parts"] or {})
         if verdict is not None:  # a service failure has none
             right[problem].append(verdict == Verdict.RIGHT)
             undecided += verdict == Verdict.UNDECIDED
     share = undecided / max(1, sum(map(len, right.values())))
-    return Kept(name=name or str(folder), setup=setup, right=dict(right), questions=questions, undecided=share)
+    return Kept(
+        name=name or str(folder),
+        setup=setup,
+        right=dict(right),
+        questions=questions,
+        undecided=share,
+        parts=means_of_parts(list(parts.values())),
+    )
 
 
 def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
@@ -133,6 +145,7 @@ def _subject(kept: Kept) -> dict[str, Any]:
         "step": kept.setup.get("step"),
         "accuracy": figure(accuracy, undecided=kept.undecided),
         "attempts": max(attempts, default=0),
+        **kept.parts,
     }
 
 

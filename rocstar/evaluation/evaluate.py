@@ -23,6 +23,7 @@ from rocstar.evaluation.metrics import (
     is_judged,
     is_right,
     maj_at_k,
+    means_of_parts,
     summarise,
     votes_PR,
 )
@@ -283,6 +284,7 @@ def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -
         f"maj@{attempts}": majority and figure(majority, *notes),
         **{name: getattr(summary, name) for name in COUNTS},
         "longest_prompt_tokens": _longest_prompt(sampled),
+        **means_of_parts([[a.outcome.parts for a in g.trajectories if a.outcome] for g in sampled]),
         "accuracy_by_source": {name: figure(value) for name, value in summary.accuracy_by_source.items()},
     }
 

@@ -9,6 +9,7 @@ Not here: intervals (intervals.py), running attempts, verifying them, saving and
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from rocstar.types import Group, Stop, Trajectory, Verdict
 
 BUDGETS = (4096, 8192, 16384, 30720)
 """Tokens; the last is the paper's cap (§5.1, 30K)."""
+UNFIT = re.compile(r"[^\w-]|^$")  # in the name of a part: MLflow refuses it, or takes it for a path's
 
 
 def is_right(attempt: Trajectory) -> bool:
@@ -167,6 +169,21 @@ def accuracy_by_source(groups: Sequence[Group]) -> dict[str, Estimate]:
     for group in groups:
         parts[str(group.problem.metadata.get("family") or group.problem.source or "all")].append(group)
     return {name: avg_at_k(_right_PR(part)) for name, part in sorted(parts.items())}
+
+
+def means_of_parts(parts_PR: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float | None]:
+    """Mean of each part of the rewards, taken as that of the rewards, of the attempts that have it."""
+    values: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in parts_PR])
+    for place, some in enumerate(parts_PR):
+        for name, value in chain.from_iterable(parts.items() for parts in some):
+            values[f"reward/parts/{UNFIT.sub('_', name)}"][place].append(value)
+    return {name: over_problems(values_PR) for name, values_PR in sorted(values.items())}
+
+
+def over_problems(values_PR: Sequence[Sequence[float]]) -> float | None:
+    """Mean over problems of the mean over attempts."""
+    means = [fmean(values) for values in values_PR if values]
+    return fmean(means) if means else None
 
 
 def _right_PR(groups: Sequence[Group], within: float = inf) -> list[list[bool]]:

@@ -70,11 +70,9 @@ class EvalSpec:
         int | None, Option("--n", min=1, metavar="K", help="Attempts per problem; default: 1, or the benchmark's.")
     ] = None
     temperature: Annotated[float | None, Option(min=0, help="0 is greedy; default: 1.0, or the benchmark's.")] = None
-    max_turns: Annotated[int | None, Option(help="Default: the benchmark's, the run's, else the recipe default.")] = (
-        None
-    )
+    max_turns: Annotated[int | None, Option(help="Of an attempt; default: the benchmark's, the run's, or 10.")] = None
     max_response_tokens: Annotated[
-        int | None, Option(help="Same default, or what fits into the model where that is less.")
+        int | None, Option(help="Default: the benchmark's, the run's, or 8,192; less where less fits.")
     ] = None
     question: Annotated[
         list[str] | None,

@@ -115,6 +115,7 @@ class LocalModel:
         it."""
         conversation, environment = self.conversation(kind), kind.environment or AttemptParts(self.recipe).environment
         holds, rollout = self.holds, self.recipe.rollout
+        AttemptParts(self.recipe).refuse_row_arguments(problems)
         if not self.capped:
             longest, where = max(
                 ((prompt_tokens(problem, conversation, environment), problem) for problem in problems),
@@ -254,6 +255,7 @@ class EndpointModel:
         before the first request."""
         check_address(self.url)
         self.conversation(kind)
+        AttemptParts(self.recipe).refuse_row_arguments(problems)
         if self.tools == "none" and any(map(specs_of, problems)):
             raise ConfigError("these problems bring functions that a model may call, which --tools none does not send")
         return self, 0

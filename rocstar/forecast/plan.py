@@ -74,6 +74,9 @@ GPUS: Mapping[str, GpuSpec] = {
 }
 
 
+WITHOUT_GPUS = "for a machine without GPUs rocstar train RECIPE --dry-run tells the memory that a run takes"
+
+
 def gpu_named(name: str) -> GpuSpec:
     """One of GPUS, or any other by its `GB:TFLOPS:GB/s`. Raises ConfigError."""
     if name in GPUS:
@@ -85,7 +88,7 @@ def gpu_named(name: str) -> GpuSpec:
     except ValueError:
         raise ConfigError(
             f"--gpu {name} is not known; choose of {', '.join(GPUS)}, or give memory, dense bf16 operations and "
-            "bandwidth of another as GB:TFLOPS:GB/s, for instance 48:362:864"
+            f"bandwidth of another as GB:TFLOPS:GB/s, for instance 48:362:864; {WITHOUT_GPUS}"
         ) from None
     return GpuSpec.of(gigabytes, teraflops, gigabytes_a_second)
 

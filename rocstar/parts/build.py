@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -92,6 +92,20 @@ class AttemptParts:
     def shown_specs(self) -> Sequence[ToolSpec]:
         """The specs that a prompt lists: none where no attempt may call tools."""
         return self.specs if self.recipe.has_tools else ()
+
+    def refuse_row_arguments(self, problems: Iterable[Problem]) -> None:
+        """Raises ConfigError for a row with arguments of its own for one of the tools, which none receives: verl's
+        `tools_kwargs`. An agent or an environment of the user's own reads the row."""
+        own = self.recipe.rollout.agent or self.recipe.rollout.environment
+        names = () if own else [spec.name for spec in self.shown_specs]
+        for problem in problems if names else ():
+            extra = problem.metadata.get("extra_info")
+            given = extra.get("tools_kwargs") if isinstance(extra, Mapping) else None
+            if unread := [name for name in names if isinstance(given, Mapping) and given.get(name)]:
+                raise ConfigError(
+                    f"{named(problem)} has extra_info.tools_kwargs for {', '.join(unread)}, which no tool receives; "
+                    "leave them out, or let a rollout.agent read them (client.row)"
+                )
 
     @cached_property
     def environment(self) -> EnvironmentFactory:

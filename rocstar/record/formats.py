@@ -144,6 +144,8 @@ class Origin(NamedTuple):
     """Tool results as the model read them."""
     decoder: Callable[[], Callable[[Sequence[int]], str] | None] = lambda: None
     """Decodes a prompt's tokens; None if their tokenizer is gone."""
+    agent: str | None = None
+    """The agent that wrote the prompts; None if a template did."""
 
 
 Write = Callable[[Iterable[Row], Origin, Path], int]

@@ -87,8 +87,7 @@ LEVELS = (
         name="truncation",
         least=0.3,
         says="{:.0%} of the attempts were cut by the token limit",
-        action="raise rollout.max_response_tokens; until then they count as rollout.truncated says (by default as "
-        "wrong), but for those in which an agent gave an answer back",
+        action="raise rollout.max_response_tokens; until then they count as rollout.truncated says (by default wrong)",
     ),
     Level(
         metric="tool/none_share",

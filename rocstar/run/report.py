@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, islice, repeat
 from operator import xor
@@ -16,7 +16,7 @@ from statistics import fmean
 from rocstar.answers.extract import boxed_answer, boxes
 from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
-from rocstar.evaluation.metrics import is_right, is_solved, summarise
+from rocstar.evaluation.metrics import is_right, is_solved, means_of_parts, over_problems, summarise
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.rollout.carry import RolledStep
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Update, Verdict, VersionSpan
@@ -30,7 +30,6 @@ CONSTANT = re.compile(rf"\s*(?:(?:print\(\s*{LITERAL}\s*\)|{LITERAL})\s*(?:;|\n|
 """A program of constants only, printed or as its last value."""
 NUMBER = re.compile(r"(?<![\w.)])-?\d+(?:\.\d+)?")
 """Does not read the second number of 7-10 with its minus."""
-UNFIT = re.compile(r"[^\w-]|^$")  # in the name of a part: MLflow refuses it, or takes it for a path's
 Decode = Callable[[Sequence[int]], str]
 ShareAndFirst = tuple[float, str | None]
 """Share of a step's attempts, and the first one's message."""
@@ -91,8 +90,8 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
     entropies = [e for row in rows for e, mine in zip(row.entropies, row.loss_mask, strict=True) if mine]  # nats
     reasons = Counter(choice.reason for r in groups for choice in r.choices)
     metrics: dict[str, float | None] = {
-        "reward/mean": _over_problems([[o.reward for o in some] for some in decided_PR]),
-        "verdict/right": _over_problems([[o.verdict is Verdict.RIGHT for o in some] for some in decided_PR]),
+        "reward/mean": over_problems([[o.reward for o in some] for some in decided_PR]),
+        "verdict/right": over_problems([[o.verdict is Verdict.RIGHT for o in some] for some in decided_PR]),
         "verdict/undecided": summary.undecided / summary.attempts,
         "pass/mean": summary.pass_at_k.value,
         "tool/calls": summary.calls_per_attempt,
@@ -123,15 +122,6 @@ def mean_of_updates(updates: Sequence[Update]) -> dict[str, float]:
     names = updates[0].metrics if updates else ()
     means = {f"learn/{name}": sum(update.metrics[name] for update in updates) / len(updates) for name in names}
     return {"learn/updates": float(len(updates)), **means}
-
-
-def means_of_parts(parts_PR: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float | None]:
-    """Mean of each part of the rewards, taken as that of the rewards, of the attempts that have it."""
-    values: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in parts_PR])
-    for place, some in enumerate(parts_PR):
-        for name, value in chain.from_iterable(parts.items() for parts in some):
-            values[f"reward/parts/{UNFIT.sub('_', name)}"][place].append(value)
-    return {name: _over_problems(values_PR) for name, values_PR in sorted(values.items())}
 
 
 def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
@@ -251,12 +241,6 @@ def attempt_records(
                 )
             )
     return records
-
-
-def _over_problems(values_PR: Sequence[Sequence[float]]) -> float | None:
-    """Mean over problems of the mean over attempts."""
-    means = [fmean(values) for values in values_PR if values]
-    return fmean(means) if means else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -13,7 +13,7 @@ ISOLATION = ("L1", "L2", "L3")  # the names of `call.Isolation`, which would imp
 
 MinIsolation = Annotated[str, Option(metavar="L1|L2|L3", help="Refuse to start below this level.")]
 TokenFile = Annotated[
-    Path | None, Option(metavar="FILE", help="The service's token, first of a list; $ROCSTAR_SANDBOX_TOKEN.")
+    Path | None, Option(metavar="FILE", help="The service's token, or several, a line each; or $ROCSTAR_SANDBOX_TOKEN.")
 ]
 
 
@@ -31,12 +31,12 @@ class ServeOptions:
     """Also required of the nodes of a gateway."""
     token_file: TokenFile = None
     """One token per line; each token is one caller with its own share; read again when the file changes."""
-    open_to_network: Annotated[bool, Option("--open-to-network", help="No token on a public address.")] = False
+    open_to_network: Annotated[bool, Option("--open-to-network", help="A public address without a token.")] = False
     nodes: Annotated[str, Option(metavar="A,B", help="Pass calls on to these services; run none here.")] = ""
-    wall_seconds: Annotated[float, Option(help="Limit of a call that names none.")] = 5.0
-    memory_mb: Annotated[int, Option(help="Same, of memory.")] = 512
-    max_wall_seconds: Annotated[float, Option(help="Longest limit a caller may ask for.")] = 600.0
-    max_memory_mb: Annotated[int, Option(help="Same, of memory.")] = 4096
+    wall_seconds: Annotated[float, Option(help="Wall time of a call that names none.")] = 5.0
+    memory_mb: Annotated[int, Option(help="Memory of a call that names none, MiB.")] = 512
+    max_wall_seconds: Annotated[float, Option(help="Longest wall time a caller may ask for.")] = 600.0
+    max_memory_mb: Annotated[int, Option(help="Most memory a caller may ask for, MiB.")] = 4096
     patience_seconds: Annotated[float, Option(help="How long a single call waits for its turn.")] = 60.0
     max_queue: Annotated[int, Option(help="Calls waiting in a daemon before more are refused.")] = 100_000
     max_held_mb: Annotated[int, Option(help="Large bodies and unread answers held at once, MiB.")] = 96

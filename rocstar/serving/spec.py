@@ -20,9 +20,9 @@ class ModelSpec:
         Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
     ] = None
     context: Annotated[
-        int | None, Option(min=1, metavar="TOKENS", help="Of the longest conversation.", show_default=False)
+        int | None,
+        Option(min=1, metavar="TOKENS", help="Of the longest conversation; default: by the model.", show_default=False),
     ] = None
-    """None leaves it to the model."""
     runs: Annotated[Path, Option("--runs", help="Folder that holds the runs.")] = Path("runs")
 
 
@@ -33,9 +33,8 @@ class ChatSpec(ModelSpec):
     ] = None
     system: Annotated[str | None, Option(help="System message.", show_default=False)] = None
     max_tokens: Annotated[
-        int | None, Option(min=1, help="Of one answer, tool output included.", show_default=False)
+        int | None, Option(min=1, help="Of one answer, tools' too; default: the recipe's.", show_default=False)
     ] = None
-    """None leaves it to the recipe."""
     temperature: Annotated[float, Option(min=0.0, help="0: always the most likely token.")] = 0.0
     fresh: Annotated[bool, Option("--fresh", help="Each question begins a new conversation.")] = False
     as_json: Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")] = False

@@ -171,6 +171,8 @@ class Screen:
                 of_shares = percent if any(word in name for word in SHARES) else plain_number
                 form = str if isinstance(value, int) else of_shares
                 label, interval = LABELS.get(name, name.replace("_", " ")), _interval(value, form).strip(" ()")
+                if name.startswith("reward/parts/"):  # a number of any scale, under its own name
+                    form, label = "{:.3g}".format, name
                 table.add_row(label, _value(value, form), interval, _n(value))
         self._print(table)
 

@@ -92,8 +92,10 @@ def answered() -> Iterator[SecondEnds]:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """While the context lasts, SIGTERM does what Ctrl-C does. To be entered by the main thread."""
-    handlers = {signal.SIGTERM: lambda number, frame: signal.raise_signal(signal.SIGINT)}
+    """While the context lasts, SIGTERM and SIGHUP do what Ctrl-C does; ignored ones, as SIGHUP under nohup, stay so.
+    To be entered by the main thread."""
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    handlers = dict.fromkeys(numbers, lambda number, frame: signal.raise_signal(signal.SIGINT))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a script starts in the background
         handlers[signal.SIGINT] = signal.default_int_handler
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

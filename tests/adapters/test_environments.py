@@ -91,6 +91,10 @@ class Sum(vf.Task[vf.TaskData, vf.State]):
         assert [one.content for one in trace.tool_messages] == ["7"]
         return float(vf.extract_boxed_answer(trace.last_reply) == "7")
 
+    @vf.metric
+    async def answer(self, trace):
+        return 7.0
+
 class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
     def load(self):
         yield Sum(vf.TaskData(prompt="Add 4 and 3"))
@@ -228,6 +232,7 @@ async def test_tools_of_a_verifiers_environment_answer_the_model(options: dict[s
     made = await attempted("verifiers:solve", problem, call, "It is \\boxed{7}.")
     assert made.fault is None and [call.tool for call in made.turns[0].calls] == ["add"]
     assert len(made.turns) == 2 and made.outcome and made.outcome.reward == 1.0
+    assert {"rewards_right": 1.0, "metrics_answer": 7.0}.items() <= made.outcome.parts.items()
 
 
 @pytest.mark.slow

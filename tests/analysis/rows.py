@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.types import (
@@ -47,7 +48,8 @@ def attempt(
 ) -> AttemptRecord:
     verdict = (Verdict.RIGHT if right else Verdict.WRONG) if isinstance(right, bool) else right
     reward = float(verdict is Verdict.RIGHT)
-    outcome = verdict and Outcome(verdict=verdict, reward=reward, extracted="1", method="integer", format_facts=FACTS)
+    facts: dict[str, Any] = {"method": "integer", "format_facts": FACTS, "parts": {"half share": reward / 2}}
+    outcome = verdict and Outcome(verdict=verdict, reward=reward, extracted="1", **facts)
     trajectory = Trajectory(
         problem_id=problem, index=index, prompt_ids=PROMPT, turns=tuple(turns), stop=stop, outcome=outcome or None
     )

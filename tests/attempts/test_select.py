@@ -146,6 +146,20 @@ def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
     ]
 
 
+def test_an_agents_attempt_is_shown_with_the_prompt_that_it_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocstar.analysis.sources.Source.decoder", lambda source: decode)
+    folder = run(tmp_path)
+    file, asked = recorded(folder, 1), ["rollouts", folder.name, "--runs", str(tmp_path), "--limit", "1", "--full"]
+    prompt = f"[prompt]\n{decode(next(table.select([file], {}))['prompt_ids'])}\n[assistant]"
+    settings = json.loads(folder.resolved.read_text())
+    for agent, shown in ((None, False), ("own.py:solve", True)):
+        settings["rollout"]["agent"] = agent
+        folder.resolved.write_text(json.dumps(settings))
+        assert (prompt in CliRunner().invoke(app, asked).output) == shown
+
+
 def test_an_export_goes_into_a_folder_that_is_there_and_over_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.sft.endpoint import AnswerCache
+from rocstar.data.sft.endpoint import ALIKE, AnswerCache
 from rocstar.errors import ConfigError, DataError, EngineUnavailable
 from tests.data_sft.support import built, calls, lines, user, written
 from tests.evaluation.served import Raw, Said, served, text
@@ -141,6 +141,12 @@ def test_a_refusal_that_names_a_parameter_ends_the_build(tmp_path: Path) -> None
     long = Raw(400, b"This model's maximum context length is 8 tokens; your messages and max_tokens need 9.")
     with served(lambda body: long) as endpoint, pytest.raises(DataError, match="no row of any source was built"):
         rewrite(tmp_path, endpoint.url, [asked("c"), asked("d")], ["response"], **settings)
+    rows, wrong = [asked(f"row {n}") for n in range(9 * ALIKE)], Raw(400, b"no chat template for this model")
+    with served(lambda body: wrong) as endpoint, pytest.raises(ConfigError, match=r"400.*no chat template"):
+        rewrite(tmp_path, endpoint.url, rows, ["response"], concurrency=1)
+    assert len(endpoint.bodies) < 5 * ALIKE
+    with served(lambda body: text("new") if last(body) == "row 0" else wrong) as endpoint:
+        assert len(rewrite(tmp_path, endpoint.url, rows, ["response"], concurrency=1)) == 1
 
 
 def test_a_source_without_a_row_says_why(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_the_screen_says_difference_tests_and_problems_and_what_only_one_has(
     b = evaluation(tmp_path / "b", {**B, "t": [True]})
     assert run(["compare", evaluation(tmp_path / "a", A), b]) == 0
     shown = capsys.readouterr().out
+    assert "reward/parts/half_share  0.188 -> 0.35\n" in shown
     assert "B - A +25.0%" in shown and "2 problems better, 0 worse, 2 the same" in shown
     assert "p   50% -> 100%  What is p?" in shown
     assert "over 4 problems; 1 that only one has are left out" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,8 +90,10 @@ async def test_undecided_attempts_are_in_every_figure_as_not_right_and_their_sha
         assert (figure["value"], figure["n"], figure["undecided"]) == (17 / 20, 20, 2 / 20)
         assert "missing" not in figure
     assert made.result["undecided"] == 2 and made.result["longest_prompt_tokens"] > 0
+    assert made.result["reward/parts/half_share"] == 17 / 40
     Screen().figures(made.result)
-    assert "20, 10.0% undecided" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "20, 10.0% undecided" in shown and re.search(r"reward/parts/half_share +0\.425", shown)
     made.write(tmp_path / "e", 0)
     assert {file.name for file in (tmp_path / "e").iterdir()} == {"samples.parquet", "greedy.parquet", "result.json"}
 

@@ -289,6 +289,7 @@ def test_the_verb_lists_what_can_be_injected_and_refuses_the_rest_with_its_reaso
     assert listed() == list(FAULTS)
     assert listed("--trainer", "true") == ADDRESSED
     assert listed("engine-dies") == ["engine-dies"]
+    assert listed("engine-dies", "--json")[1] == '"engine-dies":'
     assert run(["faults", "run-killed", "--trainer", "true"]) == 2
     assert "run-killed exists only for a run of rocstar itself" in capsys.readouterr().err
     assert run(["faults", "engine-sleeps"]) == 2

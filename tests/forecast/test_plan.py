@@ -150,6 +150,12 @@ def test_a_gpu_is_named_or_described() -> None:
             gpu_named(wrong)
 
 
+def test_of_a_machine_without_gpus_it_is_said_what_tells_more(capsys: pytest.CaptureFixture[str]) -> None:
+    for without in (["--gpu", "cpu"], ["--gpus", "0"]):
+        assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *without]) == 2
+        assert "a machine without GPUs rocstar train RECIPE --dry-run tells" in capsys.readouterr().err
+
+
 def test_the_guide_names_every_gpu() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
     assert [name for name in GPUS if not re.search(rf"\b{name}\b", guide)] == []

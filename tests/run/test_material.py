@@ -280,6 +280,22 @@ def test_a_prompt_that_is_too_long_is_named_by_file_and_line(tmp_path: Path) -> 
         material(imitating(tmp_path), RL, data=every)
 
 
+def test_arguments_of_a_row_for_a_tool_are_refused_where_nothing_reads_them(tmp_path: Path) -> None:
+    def of(tool: str, given: Any) -> dict[str, Any]:
+        return {"question": f"{tool}?", "answer": "1", "extra_info": {"tools_kwargs": {tool: given}}}
+
+    row = of("python", {"create_kwargs": {"ground_truth": "1"}})
+    others = [of("python", None), of("search", {"create_kwargs": {"top": 3}})]
+    data = {"source": "files", "train_files": [write(tmp_path / "a.jsonl", *others)]}
+    material(imitating(tmp_path), RL, data=data, evaluate={"problems": 0})
+    write(tmp_path / "a.jsonl", *others, row)
+    with pytest.raises(ConfigError, match=r"a\.jsonl line 3 has extra_info\.tools_kwargs for python, which no tool"):
+        material(imitating(tmp_path), RL, data=data, evaluate={"problems": 0})
+    (tmp_path / "own.py").write_text("async def solve(problem, client): ...\n")
+    agent = {"max_response_tokens": 64, "agent": f"{tmp_path / 'own.py'}:solve"}
+    material(imitating(tmp_path), RL, data=data, evaluate={"problems": 0}, rollout=agent)
+
+
 def test_problems_with_longer_prompts_are_left_out_counted_and_named(tmp_path: Path) -> None:
     data = {
         "source": "files",

@@ -79,6 +79,10 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     if code == "other id":
         print(json.dumps({"jsonrpc": "2.0", "id": 999, "result": text("42")}), flush=True)
         return None
+    if code == "chat":
+        for _ in range(9):
+            print(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}))
+        return {"result": text("done")}
     if code == "half":
         return {"result": {"content": "no list"}}
     if code.startswith("error"):

@@ -187,6 +187,23 @@ async def test_an_answer_that_is_none_is_an_outage(tmp_path: Path, code: str, sa
     await own[0].close()
 
 
+async def test_the_client_is_not_given_what_a_server_only_mentions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    class Given(mcp.SessionMessage):
+        def __init__(self, message: Any) -> None:
+            given.append(message)
+            super().__init__(message)
+
+    own = tools_of(scripted(tmp_path)).own()
+    monkeypatch.setattr(mcp, "SessionMessage", Given)
+    assert (await called(own[0], code="chat")).stdout == "done"
+    assert given and all(hasattr(message, "id") for message in given)
+    await own[0].close()
+
+
 async def test_what_the_tool_says_of_the_call_is_data(tmp_path: Path) -> None:
     own = tools_of(scripted(tmp_path)).own()
     failed = await called(own[0], code="1 / 0")

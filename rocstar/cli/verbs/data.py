@@ -59,7 +59,7 @@ def sft(
 @app.command()
 def build(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML file that lists sources and benchmarks.")],
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of the recipe.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Build a pool of problems; every dropped row is written down with its rule and evidence.
@@ -82,11 +82,11 @@ def build(
 @app.command(name="check")
 def check_problems(
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip; hf:NAME@SPLIT.")],
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of the recipe.")] = None,
     recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="Training recipe that will read FILE.")] = None,
     question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="As data.columns.question.")] = None,
     answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="As data.columns.answer.")] = None,
-    against: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Benchmark, or a pool recipe's.")] = None,
+    against: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Benchmark, or a pool's recipe.")] = None,
     template: Annotated[str | None, typer.Option(help="As rollout.template.")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Count lengths in its tokens; default: model.path's.")

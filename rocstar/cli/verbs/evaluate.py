@@ -13,8 +13,9 @@ import typer
 from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json, stoppable, tell_next
 from rocstar.evaluation.spec import RUNS, EvalSpec
 from rocstar.support.exits import need, visible
+from rocstar.support.signals import terminated_as_interrupted
 
-STOPPED = "stopped; the same command goes on where this one ended"
+STOPPED = "stopped; the answers so far are kept, and the same command asks only for the others"
 SHOWN = 10  # compared problems on the screen, from each end; --json has all
 QUESTION = 60  # characters of a question that tell which problem it is
 app = typer.Typer(**STYLE, help="The evaluations that were kept.")
@@ -30,7 +31,7 @@ def evaluate(spec: EvalSpec, as_json: AsJson = False) -> None:
     from rocstar.evaluation.command import evaluations
     from rocstar.support.screen import Screen
 
-    with stoppable(STOPPED), Screen() as screen:
+    with terminated_as_interrupted(), stoppable(STOPPED), Screen() as screen:
         results = []
         for result in evaluations(spec, screen):
             results.append(result)
@@ -114,6 +115,7 @@ def _comparison(result: Mapping[str, Any]) -> str:
         + (f"; {alone} that only one has are left out" if alone else ""),
         f"exact paired test p = {result['p_value']:.3g}; {result['better']} problems better, {result['worse']} worse, "
         f"{result['same']} the same, sign test p = {result['sign_p_value']:.3g}",
+        *_parts(result["a"], result["b"]),
         *_problems(result["table"]),
     ]
     return "\n".join(lines)
@@ -127,6 +129,11 @@ def _subject(subject: Mapping[str, Any]) -> str:
     open_ones = f", {accuracy['undecided']:.1%} undecided" if "undecided" in accuracy else ""
     measured = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}), {attempts} each{open_ones}"
     return f"{measured}: {subject['evaluation']}"
+
+
+def _parts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    names = [name for name in a if name.startswith("reward/parts/") and name in b]
+    return [f"  {name}  {a[name]:.3g} -> {b[name]:.3g}" for name in names]
 
 
 def _problems(table: list[Mapping[str, Any]]) -> list[str]:

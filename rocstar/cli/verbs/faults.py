@@ -29,8 +29,8 @@ def faults(
 
     chosen = faults_named(names or [], at_addresses=trainer is not None)
     if show:
-        for name in chosen:
-            print(f"{name:24} {FAULTS[name]}")
+        listed = {name: FAULTS[name] for name in chosen}
+        print_json(listed) if as_json else print(*(f"{name:24} {what}" for name, what in listed.items()), sep="\n")
         return
     if trainer is None:
         from rocstar.faults.own import own_trainer

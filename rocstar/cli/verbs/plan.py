@@ -22,15 +22,15 @@ ASSUMED = "h200"
 def plan(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML recipe.")],
     settings: Settings = None,
-    gpus: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
+    gpus: Annotated[int, typer.Option(min=0, help="How many GPUs.")] = 8,
     gpu: Annotated[
         str | None,
         typer.Option(help="h200 (assumed where none is named), 4090, mi300x, ...; or GB:TFLOPS:GB/s of another."),
     ] = None,
-    length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean response over its cap.")] = 0.4,
-    bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak, in decoding.")] = 0.6,
+    length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean length of a response, by its cap.")] = 0.4,
+    bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak bandwidth, in decoding.")] = 0.6,
     learning_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak operations, in learning.")] = 0.45,
-    tool_calls: Annotated[float, typer.Option(min=0, help="Per attempt.")] = 2.7,
+    tool_calls: Annotated[float, typer.Option(min=0, help="Calls in an attempt.")] = 2.7,
     placement: Annotated[
         bool, typer.Option("--placement", help="Print only which process takes which GPU, and its memory by kind.")
     ] = False,
@@ -38,12 +38,16 @@ def plan(
 ) -> None:
     """Print memory, hours, sandbox cores and disk that a recipe would take, and what limits it.
 
-    Ends with 4 where it cannot run on these GPUs.
+    Ends with 4 where it cannot run on these GPUs. Of a machine without GPUs `rocstar train RECIPE --dry-run` tells the
+    memory.
 
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.config.recipe import load_recipe
-    from rocstar.forecast.plan import Assumptions, Planner, gpu_named
+    from rocstar.errors import ConfigError
+    from rocstar.forecast.plan import WITHOUT_GPUS, Assumptions, Planner, gpu_named
 
+    if not gpus:
+        raise ConfigError(f"--gpus 0 can't be planned for; {WITHOUT_GPUS}")
     if gpu is None:
         gpu = ASSUMED
         print(f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu", file=sys.stderr)

@@ -37,7 +37,7 @@ def replay(
             help="learning.* and resample.*: also learn from the step so. Several values are tried one by one.",
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option(metavar="N", help="This one; default: all RL steps.")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="Only this step; default: all RL steps.")] = None,
     bundle: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write what it needs, for another machine, and stop.")
     ] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,8 +43,8 @@ class AttemptOptions:
     undecided: Annotated[bool, typer.Option("--undecided", help="Those without a verdict only.")] = False
     kept: Annotated[bool, typer.Option("--kept", help="Those that the resampler kept only.")] = False
     dropped: Annotated[bool, typer.Option("--dropped", help="Those that it dropped only.")] = False
-    stop: Annotated[str | None, typer.Option(metavar="WHY", help="Ended so, as in max_tokens.")] = None
-    error: Annotated[str | None, typer.Option(metavar="CLASS", help="With a call that failed so.")] = None
+    stop: Annotated[str | None, typer.Option(metavar="WHY", help="Ended so: max_tokens, answered, ...")] = None
+    error: Annotated[str | None, typer.Option(metavar="CLASS", help="A call failed so: NameError, ...")] = None
     text: Annotated[str | None, typer.Option(metavar="WORDS", help="With these words in question or text.")] = None
     runs: Runs = Path("runs")
 
@@ -107,7 +107,7 @@ def print_run(folder: RunFolder, *, as_json: bool) -> None:
 
 @app.command()
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the sweep.")],
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -268,13 +268,14 @@ def rollouts(
     with Screen() as screen, screen.never_silent(screen.working):
         rows = list(islice(select(files, asked), limit))
         there = _there(files, asked) if not rows and not as_json else ""
+        decode = origin.decoder() if rows and full and origin.agent else None
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
         print_json({"source": origin.name, "attempts": shown})
     elif not rows:
         print(f"{origin.name} has no such attempt{there}")
     else:
-        print("\n".join(_whole(row, origin) if full else _line(row) for row in rows))
+        print("\n".join(_whole(row, origin, decode) if full else _line(row) for row in rows))
 
 
 def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
@@ -321,10 +322,14 @@ def _line(row: Mapping[str, Any]) -> str:
     ).replace("\n", " ")
 
 
-def _whole(row: Mapping[str, Any], origin: Origin) -> str:
-    from rocstar.record.formats import as_written
+def _whole(row: Mapping[str, Any], origin: Origin, decode: Callable[[Sequence[int]], str] | None) -> str:
+    """decode: of the first prompt of an agent's attempt, which is not the problem's own."""
+    from rocstar.record.formats import as_written, own_messages
 
-    said = (f"[{message['role']}]\n{visible(message['content'])}" for message in as_written(row, origin.feedback))
+    messages = as_written(row, origin.feedback)
+    if decode:
+        messages[: len(own_messages(row))] = [{"role": "prompt", "content": decode(row["prompt_ids"])}]
+    said = (f"[{message['role']}]\n{visible(message['content'])}" for message in messages)
     return "\n".join((_line(row), *said, ""))
 
 
@@ -385,6 +390,7 @@ def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
         started=run.identity["started"] if run else written,
         feedback=feedback_of(settings),
         decoder=source.decoder,
+        agent=(settings.get("rollout") or settings).get("agent"),
     )
     return source.files, origin
 

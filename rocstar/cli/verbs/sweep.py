@@ -26,7 +26,7 @@ def sweep(
             help="Settings to change; several values, or a range as 0..2, are swept. run.name names the sweep.",
         ),
     ] = None,
-    only: Annotated[int | None, typer.Option(metavar="N", help="Only this one, as --dry-run numbers them.")] = None,
+    only: Annotated[int | None, typer.Option(metavar="N", help="Only this run, as --dry-run numbers them.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and how they stand, and stop.")] = False,
     as_json: AsJson = False,
     runs: Annotated[

@@ -3,7 +3,8 @@ of three ways:
 
 - an answer, which is written to the cache before it is used;
 - `Refused`: the service read this request and will not answer it (content filter, too long); the row is left out. A
-  refusal that names one of `endpoint.parameters` holds for every row, and is a ConfigError;
+  refusal that names one of `endpoint.parameters` holds for every row, and so does one that came ALIKE times in the same
+  words before any answer: a ConfigError;
 - a fault of the service or of the network (no connection, 429, 5xx, a body that is no chat completion): the request is
   tried again, then EngineUnavailable; answers so far are kept, so a restarted build resumes. A fault never becomes a
   row."""
@@ -15,6 +16,7 @@ import hashlib
 import json
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from rocstar.errors import ConfigError
 from rocstar.support.chat_http import BROKEN_OFF, ENDED, FILTERED, LENGTH, ChatHttp, NoAnswer, refuse_broken_off
 
 ROW_REFUSED = (400, 413, 422)
+ALIKE = 20  # refusals; so many rows in a row with one fault of their own are unlikely
 REWORD = (
     "Rewrite the message below so that it asks for the same thing in clear and natural words. Keep every fact, number, "
     "name and constraint. Answer with the rewritten message and nothing else.\n\nThe message:\n"
@@ -82,6 +85,8 @@ class ChatEndpoint:
         self.remembered = 0
         """Requests answered from the cache."""
         self._alone = WeakValueDictionary[str, asyncio.Lock]()
+        self._answered = False
+        self._refusals = Counter[str]()
 
     async def __aenter__(self) -> ChatEndpoint:
         return self
@@ -112,7 +117,7 @@ class ChatEndpoint:
     def _read(self, response: httpx.Response) -> dict[str, Any]:
         """The part of an answer that is kept: text and why it ended. Raises NoAnswer, Refused, ConfigError."""
         status, text = response.status_code, response.text[:300]
-        if status in ROW_REFUSED and not self._names_a_parameter(text):
+        if status in ROW_REFUSED and not self._holds_for_all(text):
             raise Refused(Refusal.REWRITE, "messages", f"the endpoint answers {status}: {text}")
         if not response.is_success:  # no row can be blamed
             raise ConfigError(
@@ -127,12 +132,15 @@ class ChatEndpoint:
             raise NoAnswer(f"a body that is no chat completion ({response.content[:60]!r})") from None
         if finish in BROKEN_OFF:  # what is filtered would be filtered again: its row is refused
             refuse_broken_off(finish)
+        self._answered = True
         return {"text": text if isinstance(text, str) else "", "finish": finish}
 
-    def _names_a_parameter(self, refusal: str) -> bool:
+    def _holds_for_all(self, refusal: str) -> bool:
         """Whether every row would be refused like this one; a row that is too long may be refused by `max_tokens`."""
+        self._refusals[refusal] += 1
+        alike = self._refusals[refusal] >= ALIKE and not self._answered
         named = any(re.search(rf"\b{re.escape(name)}\b", refusal) for name in self.parameters)
-        return named and not LENGTH.search(refusal) and not FILTERED.search(refusal)
+        return (named or alike) and not LENGTH.search(refusal) and not FILTERED.search(refusal)
 
 
 async def rewritten(conversation: Chat, steps: Sequence[str], endpoint: ChatEndpoint) -> Chat:

@@ -51,18 +51,19 @@ function Figures({ result }) {
   const [all, show] = useState(innerWidth > 700);
   const isFigure = ([key, one]) => typeof one?.value === "number" && !key.endsWith("@1");
   const figures = Object.entries(result).filter(isFigure).sort(([a], [b]) => FIRST.includes(b) - FIRST.includes(a));
-  const plain = PLAIN.filter((key) => typeof result[key] === "number");
+  const parts = Object.keys(result).filter((key) => key.startsWith("reward/parts/"));
+  const plain = [...PLAIN, ...parts].filter((key) => typeof result[key] === "number");
   const shown = all ? figures : figures.slice(0, FIRST.length);
   return html`<section class="card figures">
     ${shown.map(([key, figure]) => html`<div><span class="dim"><${Term} name=${key} label=${figureLabel(key)} /></span>
       <${Figure} figure=${figure} /></div>`)}
-    ${all && plain.map((key) => html`<div><span class="dim"><${Term} name=${key} /></span>
+    ${all && plain.map((key) => html`<div><span class="dim"><${Term} name=${key} label=${figureLabel(key)} /></span>
       <b>${key.endsWith("_share") || key.endsWith("_correct") ? percent(result[key]) : number(result[key])}</b></div>`)}
     ${!all && html`<button onClick=${() => show(true)}>all ${figures.length + plain.length} figures</button>`}
   </section>`;
 }
 
-const figureLabel = (key) => (/[@\d]/.test(key) ? key : undefined); // k and budgets stand in the name
+const figureLabel = (key) => (/[@\d/]/.test(key) ? key : undefined); // k, budgets and parts stand in the name
 
 const KINDS = {
   fixed: (row) => row.difference > 0,
