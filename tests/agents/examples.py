@@ -82,7 +82,7 @@ async def made(agent: GatewayAgent, engine: Any, problem: Problem = PROBLEM, **c
 def attempt(engine: Any, *tools: Tool, **changes: int) -> AgentAttempt:
     made = roller(engine, conversation(*tools) if tools else None, limits=limits(**changes))
     sampling = Sampling(max_new_tokens=1, seed=3, stop_token_ids=made.stop_token_ids)
-    return AgentAttempt(made.engine, made.conversation, made.limits, PROBLEM, sampling, "a")
+    return AgentAttempt(made, PROBLEM, sampling, "a")
 
 
 def made_by(one: AgentAttempt) -> Trajectory:
