@@ -49,11 +49,12 @@ from rocstar.agents.attempt import AgentAttempt, AgentFailed, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body, read_chat, write_chat
 from rocstar.answers.extract import boxed
 from rocstar.answers.reward import RewardParts, parts_in
+from rocstar.config.sections import RolloutSection
 from rocstar.errors import ConfigError, DataError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
 from rocstar.support import listen
-from rocstar.support.plugins import check_call, copied, is_function, load, raised_by, run_in_daemon_thread
+from rocstar.support.plugins import PathLike, check_call, copied, is_function, load, raised_by, run_in_daemon_thread
 from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
@@ -270,22 +271,14 @@ class GatewayAgent:
 
 
 def agent_named(
-    reference: str,
-    *,
-    seconds: float,
-    at_once: int,
-    right_above: float,
-    folders: Sequence[Path | str] = (),
-    reads: Sequence[str] | None = None,
+    reference: str, rollout: RolloutSection, *, right_above: float, folders: Sequence[PathLike] = ()
 ) -> GatewayAgent:
-    """The agent that `rollout.agent` names, with a time limit for each attempt. at_once: programs, or threads of a
-    function that is not async. right_above: a larger reward from it is RIGHT. reads: paths that a sandboxed program may
-    read; None: no sandbox. Raises ConfigError."""
-    setting = f"rollout.agent = {reference!r}"
+    """The agent that `rollout.agent` names. right_above: a larger reward from it is RIGHT. Raises ConfigError."""
+    setting, bound = f"rollout.agent = {reference!r}", rollout.agents_at_once
     if is_function(reference):
         function = load(reference, folders=folders, setting="rollout.agent")
         check_call(function, ("problem", "client"), said=setting)
-        bound = None if inspect.iscoroutinefunction(function) else at_once
+        bound = None if inspect.iscoroutinefunction(function) else bound
         runs = partial(by_function, function)
     else:
         remedy = "write a command ('python a.py'), package.module:name or a.py:name"
@@ -293,6 +286,7 @@ def agent_named(
         script = next((word for word in words if word.endswith(".py")), None)
         if script and not Path(script).is_file():
             raise ConfigError(f"{setting}: there is no file {script!r} in {os.getcwd()}")
+        reads = rollout.agent_reads if rollout.agent_walls else None
         if lost := [path for path in reads or () if not Path(path).exists()]:
             raise ConfigError(f"rollout.agent_reads names {lost[0]!r}, which does not exist; name files and folders")
         if reads is not None and (why := walled.why_not()):
@@ -301,8 +295,8 @@ def agent_named(
                 "container' which option does), or if the agent and all that it runs may have your rights, set "
                 "rollout.agent_walls = false"
             )
-        runs, bound = partial(by_program, words, reads), at_once
-    return GatewayAgent(runs, seconds=seconds, at_once=bound, right_above=right_above)
+        runs = partial(by_program, words, reads)
+    return GatewayAgent(runs, seconds=rollout.agent_seconds, at_once=bound, right_above=right_above)
 
 
 def _checked_answer(given: Any) -> Answer | None:
@@ -396,16 +390,11 @@ async def _answered(ours: socket.socket, gateway: Gateway) -> bool:
 
 
 def _environment(client: Client, home: str) -> dict[str, str]:
-    return {
-        **{name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
-        "PATH": os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))),
-        "HOME": home,
-        "TMPDIR": home,
-        "OPENAI_BASE_URL": client.base_url,
-        "OPENAI_API_KEY": client.api_key,
-        "ANTHROPIC_BASE_URL": client.origin,
-        "ANTHROPIC_API_KEY": client.api_key,
-    }
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    addresses = {"OPENAI_BASE_URL": client.base_url, "ANTHROPIC_BASE_URL": client.origin}
+    keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), client.api_key)
+    return {**kept, **addresses, **keys, "PATH": path, "HOME": home, "TMPDIR": home}
 
 
 def _printed(last: str) -> Any:

@@ -380,12 +380,9 @@ class Conversations:
         left = range(done, len(calls))
         own = next((n for n in left if (calls[n].tool, calls[n].arguments) == (call.tool, call.arguments)), None)
         calls.insert(done, call if own is None else calls.pop(own))
-        latest.turns[-1] = replace(
-            last,
-            calls=tuple(calls),
-            results=(*last.results, replace(result, call_id=calls[done].id)),
-            tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
-        )
+        results = (*last.results, replace(result, call_id=calls[done].id))
+        seconds = (last.tool_seconds or 0.0) + result.run_seconds
+        latest.turns[-1] = replace(last, calls=tuple(calls), results=results, tool_seconds=seconds)
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations in sequence, the one answered last at the end."""
