@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocstar.agents.wire import Answer
 from rocstar.data.sft.format import HALF_PAIR, Chat, FunctionCall, Message, Refusal, Refused, Role
@@ -37,10 +37,12 @@ from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import prompt_of
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Tool, ToolSpec, end_of_answer, tool_schema
-from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.fleet import LATE_SECONDS
 from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Turn, seed_for
+
+if TYPE_CHECKING:
+    from rocstar.rollout.collect import Roller
 
 T = TypeVar("T")
 FIRST_LOOK_SECONDS = LATE_SECONDS  # after a request was given up: the fleet has looked since, or knows it is late
