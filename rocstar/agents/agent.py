@@ -274,7 +274,8 @@ def agent_named(
     reference: str, rollout: RolloutSection, *, right_above: float, folders: Sequence[PathLike] = ()
 ) -> GatewayAgent:
     """The agent that `rollout.agent` names. right_above: a larger reward from it is RIGHT. Raises ConfigError."""
-    setting, bound = f"rollout.agent = {reference!r}", rollout.agents_at_once
+    setting = f"rollout.agent = {reference!r}"
+    bound: int | None = rollout.agents_at_once
     if is_function(reference):
         function = load(reference, folders=folders, setting="rollout.agent")
         check_call(function, ("problem", "client"), said=setting)
