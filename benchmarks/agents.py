@@ -24,6 +24,7 @@ from rocstar.agents.wire import read_chat, write_chat
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.templates import template_named
 from rocstar.protocols import ForwardingEngine
+from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation
 from rocstar.types import Completion, EngineLoad, Finish, Problem, Sampling, Trajectory, VersionSpan
 
@@ -62,9 +63,11 @@ class Answering(ForwardingEngine):
 def attempts_of(engine: Answering, count: int) -> list[AgentAttempt]:
     conversation = Conversation(codec=CODEC, template=TEMPLATE, tools=(), feedback=str)
     limits = AttemptLimits(max_turns=CALLS, max_response_tokens=10_000, max_parallel_calls=1)
+    unjudged: Any = None
+    roller = Roller(engine=engine, conversation=conversation, verifier=unjudged, limits=limits, stop_token_ids=(STOP,))
     problem = Problem(id="p", question="question", answer="")
     sampling = Sampling(max_new_tokens=1, stop_token_ids=(STOP,))
-    return [AgentAttempt(engine, conversation, limits, problem, sampling, str(number)) for number in range(count)]
+    return [AgentAttempt(roller, problem, sampling, str(number)) for number in range(count)]
 
 
 async def session(ask: Any, number: int) -> None:

@@ -17,6 +17,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from frame import parser
@@ -160,7 +161,7 @@ def main() -> None:
     peer = options.parse_args().peer
     loop = asyncio.new_event_loop()  # which waits for no thread that hangs, unlike asyncio.run
     chosen = [fault for fault in faults_named([], at_addresses=True) if not fault.startswith("engine")]
-    trainer = at_addresses({"trl": trl, "verl": verl}[peer])
+    trainer = partial(at_addresses, {"trl": trl, "verl": verl}[peer])
     found = loop.run_until_complete(findings(trainer, chosen, seconds=SECONDS))
     for one in found:
         figures = f"rewarded {one.rewarded:2} shown {one.shown:2} lost {one.lost:2}"

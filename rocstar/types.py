@@ -177,6 +177,11 @@ class Completion:
         """[n] the version of each token; empty if the spans are."""
         return tuple(chain.from_iterable(repeat(span.version, span.tokens) for span in self.version_spans))
 
+    def stopped_after(self, tokens: int) -> Completion:
+        """It, as if the last one of so many tokens had stopped it."""
+        ids, logprobs, spans = self.token_ids[:tokens], self.logprobs[:tokens], spans_of(self.versions[:tokens])
+        return Completion(token_ids=ids, logprobs=logprobs, finish=Finish.STOP, version_spans=spans)
+
 
 def joined(begun: Completion, rest: Completion) -> Completion:
     """A completion that was requested in two pieces."""

@@ -49,21 +49,12 @@ from rocstar.agents.attempt import AgentAttempt, AgentFailed, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body, read_chat, write_chat
 from rocstar.answers.extract import boxed
 from rocstar.answers.reward import RewardParts, parts_in
+from rocstar.config.sections import RolloutSection
 from rocstar.errors import ConfigError, DataError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
-from rocstar.support.listen import (
-    Bounded,
-    body_of,
-    event_of,
-    key_in,
-    models_of,
-    object_in,
-    quiet_server,
-    refusal,
-    while_wanted,
-)
-from rocstar.support.plugins import check_call, copied, is_function, load, raised_by, run_in_daemon_thread
+from rocstar.support import listen
+from rocstar.support.plugins import PathLike, check_call, copied, is_function, load, raised_by, run_in_daemon_thread
 from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
@@ -98,7 +89,7 @@ class Gateway:
         key = f"rocstar-{secrets.token_urlsafe(24)}"
         if not self._attempts:
             place = socket.create_server(("127.0.0.1", 0), backlog=1024)
-            self._server = quiet_server(app_of(self._attempts.get), **SERVING)
+            self._server = listen.quiet_server(app_of(self._attempts.get), **SERVING)
             self._serving = asyncio.create_task(self._server.serve(sockets=[place]))
             self.port = place.getsockname()[1]
         self._attempts[key] = attempt
@@ -114,7 +105,7 @@ class Gateway:
         """Answer there too, while an attempt is under way; connections beyond MOST_CONNECTIONS are refused, since each
         is a descriptor of the run. The caller closes the returned server."""
         config, state = self._server.config, ServerState()
-        answers = partial(Bounded, MOST_CONNECTIONS, config=config, server_state=state, app_state={})
+        answers = partial(listen.Bounded, MOST_CONNECTIONS, config=config, server_state=state, app_state={})
         return await asyncio.get_running_loop().create_server(answers, sock=place)
 
 
@@ -122,30 +113,30 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
     """The gateway's application. find: the attempt under way that has a key."""
 
     async def answered(request: Request) -> Response:
-        attempt = find(request.headers.get("x-api-key", key_in(request)))
+        attempt = find(request.headers.get("x-api-key", listen.key_in(request)))
         if attempt is None:
-            return refusal(401, "no attempt under way has this key", "authentication_error")
+            return listen.refusal(401, "no attempt under way has this key", "authentication_error")
         try:
-            body = object_in(await body_of(request, BODY_BYTES))
+            body = listen.object_in(await listen.body_of(request, BODY_BYTES))
             if name := request.path_params.get("name"):
-                return JSONResponse({"content": await while_wanted(request, attempt.call(name, body))})
+                return JSONResponse({"content": await listen.while_wanted(request, attempt.call(name, body))})
             return await _completed(request, attempt, body)
         except ClientDisconnect:
             return Response()  # the client has gone
         except AttemptOver as over:
-            return refusal(400, str(over), "context_length_exceeded")
+            return listen.refusal(400, str(over), "context_length_exceeded")
         except (DataError, RecursionError) as wrong:  # RecursionError: nested a thousand times
-            return refusal(400, str(wrong), "invalid_request_error")
+            return listen.refusal(400, str(wrong), "invalid_request_error")
         except Unavailable as fault:
-            return refusal(503, str(fault), "server_error")
+            return listen.refusal(503, str(fault), "server_error")
         except Exception as mistake:
             if mistake is not attempt.broken:
                 raise
-            return refusal(500, f"the run ends: {mistake!r:.200}", "server_error")  # reports the reason, once
+            return listen.refusal(500, f"the run ends: {mistake!r:.200}", "server_error")  # reports the reason, once
 
     paths = ("/v1/tools/{name}", *WIRES)
     posts = [Route(path, answered, methods=["POST"]) for path in paths]
-    return Starlette(routes=[Route("/v1/models", models_of(MODEL), methods=["GET"]), *posts])
+    return Starlette(routes=[Route("/v1/models", listen.models_of(MODEL), methods=["GET"]), *posts])
 
 
 async def _completed(request: Request, attempt: AgentAttempt, body: Body) -> Response:
@@ -154,10 +145,10 @@ async def _completed(request: Request, attempt: AgentAttempt, body: Body) -> Res
         request_fields = wire.read(body)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"the request has another form than this protocol has: {error!r:.100}") from None
-    found = wire.write(await while_wanted(request, attempt.complete(*request_fields)))
+    found = wire.write(await listen.while_wanted(request, attempt.complete(*request_fields)))
     if not body.get("stream"):
         return JSONResponse(found)
-    events = map(event_of, wire.stream(found, body))
+    events = map(listen.event_of, wire.stream(found, body))
     return StreamingResponse(iter([*events, wire.end]), media_type="text/event-stream")
 
 
@@ -205,7 +196,7 @@ class GatewayAgent:
     async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         started = time.monotonic()
         name = f"{sampling.seed:x}/{problem.id}/{index}"
-        attempt = AgentAttempt(roller.engine, roller.conversation, roller.limits, problem, sampling, name)
+        attempt = AgentAttempt(roller, problem, sampling, name)
         roller.note(name, "an agent")
         try:
             async with self._places, self._gateway.opened(attempt) as key:
@@ -280,22 +271,15 @@ class GatewayAgent:
 
 
 def agent_named(
-    reference: str,
-    *,
-    seconds: float,
-    at_once: int,
-    right_above: float,
-    folders: Sequence[Path | str] = (),
-    reads: Sequence[str] | None = None,
+    reference: str, rollout: RolloutSection, *, right_above: float, folders: Sequence[PathLike] = ()
 ) -> GatewayAgent:
-    """The agent that `rollout.agent` names, with a time limit for each attempt. at_once: programs, or threads of a
-    function that is not async. right_above: a larger reward from it is RIGHT. reads: paths that a sandboxed program may
-    read; None: no sandbox. Raises ConfigError."""
+    """The agent that `rollout.agent` names. right_above: a larger reward from it is RIGHT. Raises ConfigError."""
     setting = f"rollout.agent = {reference!r}"
+    bound: int | None = rollout.agents_at_once
     if is_function(reference):
         function = load(reference, folders=folders, setting="rollout.agent")
         check_call(function, ("problem", "client"), said=setting)
-        bound = None if inspect.iscoroutinefunction(function) else at_once
+        bound = None if inspect.iscoroutinefunction(function) else bound
         runs = partial(by_function, function)
     else:
         remedy = "write a command ('python a.py'), package.module:name or a.py:name"
@@ -303,6 +287,7 @@ def agent_named(
         script = next((word for word in words if word.endswith(".py")), None)
         if script and not Path(script).is_file():
             raise ConfigError(f"{setting}: there is no file {script!r} in {os.getcwd()}")
+        reads = rollout.agent_reads if rollout.agent_walls else None
         if lost := [path for path in reads or () if not Path(path).exists()]:
             raise ConfigError(f"rollout.agent_reads names {lost[0]!r}, which does not exist; name files and folders")
         if reads is not None and (why := walled.why_not()):
@@ -311,8 +296,8 @@ def agent_named(
                 "container' which option does), or if the agent and all that it runs may have your rights, set "
                 "rollout.agent_walls = false"
             )
-        runs, bound = partial(by_program, words, reads), at_once
-    return GatewayAgent(runs, seconds=seconds, at_once=bound, right_above=right_above)
+        runs = partial(by_program, words, reads)
+    return GatewayAgent(runs, seconds=rollout.agent_seconds, at_once=bound, right_above=right_above)
 
 
 def _checked_answer(given: Any) -> Answer | None:
@@ -406,16 +391,11 @@ async def _answered(ours: socket.socket, gateway: Gateway) -> bool:
 
 
 def _environment(client: Client, home: str) -> dict[str, str]:
-    return {
-        **{name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
-        "PATH": os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))),
-        "HOME": home,
-        "TMPDIR": home,
-        "OPENAI_BASE_URL": client.base_url,
-        "OPENAI_API_KEY": client.api_key,
-        "ANTHROPIC_BASE_URL": client.origin,
-        "ANTHROPIC_API_KEY": client.api_key,
-    }
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    addresses = {"OPENAI_BASE_URL": client.base_url, "ANTHROPIC_BASE_URL": client.origin}
+    keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), client.api_key)
+    return {**kept, **addresses, **keys, "PATH": path, "HOME": home, "TMPDIR": home}
 
 
 def _printed(last: str) -> Any:

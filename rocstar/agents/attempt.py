@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocstar.agents.wire import Answer
 from rocstar.data.sft.format import HALF_PAIR, Chat, FunctionCall, Message, Refusal, Refused, Role
@@ -36,22 +36,13 @@ from rocstar.dialogue.marked_calls import typed
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import prompt_of
 from rocstar.errors import DataError, EngineUnavailable, RocstarError, Unavailable
-from rocstar.protocols import Engine, Tool, ToolSpec, end_of_answer, tool_schema
-from rocstar.rollout.environment import AttemptLimits, Conversation
+from rocstar.protocols import Tool, ToolSpec, end_of_answer, tool_schema
+from rocstar.rollout.environment import Conversation
 from rocstar.rollout.fleet import LATE_SECONDS
-from rocstar.types import (
-    Completion,
-    Finish,
-    Problem,
-    Sampling,
-    Stop,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-    seed_for,
-    spans_of,
-)
+from rocstar.types import Completion, Finish, Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Turn, seed_for
+
+if TYPE_CHECKING:
+    from rocstar.rollout.collect import Roller
 
 T = TypeVar("T")
 FIRST_LOOK_SECONDS = LATE_SECONDS  # after a request was given up: the fleet has looked since, or knows it is late
@@ -69,25 +60,18 @@ class AgentFailed(RocstarError):
 class AgentAttempt:
     """An agent's attempt at one problem. Its own tools are created here and closed by `close`."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        conversation: Conversation,
-        limits: AttemptLimits,
-        problem: Problem,
-        sampling: Sampling,
-        name: str,
-    ) -> None:
+    def __init__(self, roller: Roller, problem: Problem, sampling: Sampling, name: str) -> None:
         """sampling: of every completion; its seed is the attempt's. name: of the attempt, for engines."""
-        self._engine, self._conversation, self._limits, self._sampling = engine, conversation, limits, sampling
+        self._engine, self._conversation, self._limits = roller.engine, roller.conversation, roller.limits
+        self._sampling = sampling
         self.problem = replace(problem, answer="", metadata={}, messages=tuple(map(dict, problem.messages)))
         """The problem's fields that the agent gets; its messages are copies, which it may change."""
-        self._own = conversation.own_tools()
-        self._tools = conversation.by_name(self._own)
-        self._opening = conversation.ids(prompt_of(conversation.template, problem, ()))
-        self._room = len(self._opening) + limits.max_response_tokens
+        self._own = roller.conversation.own_tools()
+        self._tools = roller.conversation.by_name(self._own)
+        self._opening = roller.conversation.ids(prompt_of(roller.conversation.template, problem, ()))
+        self._room = len(self._opening) + roller.limits.max_response_tokens
         """The most tokens of a conversation."""
-        self._said = Conversations(conversation, name)
+        self._said = Conversations(roller.conversation, name)
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._requests = self._calls = 0
         self._own_call = asyncio.Lock()
@@ -311,9 +295,7 @@ class AgentAttempt:
         if shown < 0:
             return completion, text
         tokens = bisect_left(range(len(ids)), shown + length, key=lambda n: len(codec.decode(ids[:n])))
-        logprobs, spans = completion.logprobs[:tokens], spans_of(completion.versions[:tokens])
-        shortened = Completion(token_ids=ids[:tokens], logprobs=logprobs, finish=Finish.STOP, version_spans=spans)
-        return shortened, text[:shown]
+        return completion.stopped_after(tokens), text[:shown]
 
 
 def _is_sound(call: ToolCall) -> bool:
@@ -400,12 +382,9 @@ class Conversations:
         left = range(done, len(calls))
         own = next((n for n in left if (calls[n].tool, calls[n].arguments) == (call.tool, call.arguments)), None)
         calls.insert(done, call if own is None else calls.pop(own))
-        latest.turns[-1] = replace(
-            last,
-            calls=tuple(calls),
-            results=(*last.results, replace(result, call_id=calls[done].id)),
-            tool_seconds=(last.tool_seconds or 0.0) + result.run_seconds,
-        )
+        results = (*last.results, replace(result, call_id=calls[done].id))
+        seconds = (last.tool_seconds or 0.0) + result.run_seconds
+        latest.turns[-1] = replace(last, calls=tuple(calls), results=results, tool_seconds=seconds)
 
     def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
         """(first prompt, turns) of all conversations in sequence, the one answered last at the end."""

@@ -20,6 +20,10 @@ from rocstar.types import ToolCall
 
 MODEL = "policy"
 """The model's name for agents; requests may name any."""
+RESPONSE = {"object": "response", "model": MODEL, "error": None, "parallel_tool_calls": True, "tool_choice": "auto"}
+MESSAGE = {"type": "message", "model": MODEL, "role": "assistant", "stop_sequence": None}
+"""What all responses have, and all of Anthropic's messages."""
+UNCOUNTED = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
 Body = Mapping[str, Any]
 Object = dict[str, Any]
 Asked = tuple[Chat, int | None, tuple[str, ...]]
@@ -155,24 +159,15 @@ def write_response(answer: Answer) -> Object:
     for call in answer.calls:
         call_fields = {"call_id": call.id, "name": call.tool, "arguments": json.dumps(call.arguments)}
         output.append({"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", **call_fields})
-    usage = {
-        **_usage(answer, "input_tokens", "output_tokens"),
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens_details": {"reasoning_tokens": 0},
-    }
     return {
+        **RESPONSE,
+        "tools": [],
         "id": f"resp_{secrets.token_hex(12)}",
-        "object": "response",
         "created_at": int(time.time()),
-        "model": MODEL,
         "status": "incomplete" if answer.cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if answer.cut else None,
-        "error": None,
         "output": [{**item, "status": "completed"} for item in output],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "usage": usage,
+        "usage": _usage(answer, "input_tokens", "output_tokens") | UNCOUNTED,
     }
 
 
@@ -226,16 +221,10 @@ def write_messages(answer: Answer) -> Object:
     words = answer.message.content
     texts = [{"type": "text", "text": words}] if words or not answer.calls else []
     calls = [{"type": "tool_use", "id": one.id, "name": one.tool, "input": dict(one.arguments)} for one in answer.calls]
-    return {
-        "id": f"msg_{secrets.token_hex(12)}",
-        "type": "message",
-        "role": "assistant",
-        "model": MODEL,
-        "content": [*texts, *calls],
-        "stop_reason": "max_tokens" if answer.cut else "tool_use" if calls else "end_turn",
-        "stop_sequence": None,
-        "usage": {"input_tokens": answer.read, "output_tokens": answer.written},
-    }
+    reason = "max_tokens" if answer.cut else "tool_use" if calls else "end_turn"
+    usage = {"input_tokens": answer.read, "output_tokens": answer.written}
+    answered = {"content": [*texts, *calls], "stop_reason": reason, "usage": usage}
+    return {**MESSAGE, "id": f"msg_{secrets.token_hex(12)}", **answered}
 
 
 def stream_messages(found: Object, body: Body) -> Iterator[Object]:

@@ -103,41 +103,31 @@ def start(
 ) -> Ranks:
     """As `here.start_ranks`, in the places of `place_request`. Raises ConfigError if the GPU that Ray assigns to this
     process is not visible here, Unavailable if Ray fails."""
-    try:
-        return _placed(cluster, model, environment, group, learners)
-    except (ray.exceptions.RayError, ConnectionError) as error:
-        raise Unavailable(f"Ray did not start the learner ranks: {sentence(error)}") from error
-
-
-def _placed(
-    cluster: ClusterSection,
-    model: ModelSection,
-    environment: Mapping[str, str],
-    group: PlacementGroup,
-    learners: Sequence[Placed],
-) -> Ranks:
     from rocstar.learning.models import device_of
     from rocstar.learning.ranks import Ranks, lead
 
-    own_gpu = _own_gpu(group, environment) if learners[0].needs else 0
-    if cluster.learners == 1 and not cluster.offload_optimizer:
-        alone = Ranks()
-        alone.local_rank = own_gpu
-        return alone
-    actor: Any = ray.remote(LearnerActor)
-    actors = [
-        actor.options(**at(group, rank, cpus=1, gpus=learner.needs)).remote(os.getcwd())
-        for rank, learner in enumerate(learners[1:], start=1)
-    ]
-    addresses = ray.get([actor.address.remote() for actor in actors], timeout=START_SECONDS)
+    try:
+        own_gpu = _own_gpu(group, environment) if learners[0].needs else 0
+        if cluster.learners == 1 and not cluster.offload_optimizer:
+            alone = Ranks()
+            alone.local_rank = own_gpu
+            return alone
+        actor: Any = ray.remote(LearnerActor)
+        actors = [
+            actor.options(**at(group, rank, cpus=1, gpus=learner.needs)).remote(os.getcwd())
+            for rank, learner in enumerate(learners[1:], start=1)
+        ]
+        addresses = ray.get([actor.address.remote() for actor in actors], timeout=START_SECONDS)
 
-    def begin(variables: Mapping[str, str]) -> RayRank:
-        return RayRank(actors[int(variables["RANK"]) - 1], group, variables)
+        def begin(variables: Mapping[str, str]) -> RayRank:
+            return RayRank(actors[int(variables["RANK"]) - 1], group, variables)
 
-    host = LOOPBACK if set(addresses) <= {own_address()} else own_address()
-    indices = [own_gpu, *[0] * len(actors)]  # an actor sees only its own GPU
-    device, offload = device_of(model).type, cluster.offload_optimizer
-    return lead(cluster.learners, device, begin, offload=offload, host=host, gpus=indices)
+        host = LOOPBACK if set(addresses) <= {own_address()} else own_address()
+        indices = [own_gpu, *[0] * len(actors)]  # an actor sees only its own GPU
+        device, offload = device_of(model).type, cluster.offload_optimizer
+        return lead(cluster.learners, device, begin, offload=offload, host=host, gpus=indices)
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        raise Unavailable(f"Ray did not start the learner ranks: {sentence(error)}") from error
 
 
 def _own_gpu(group: PlacementGroup, environment: Mapping[str, str]) -> int:

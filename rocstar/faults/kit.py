@@ -12,8 +12,10 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -119,30 +121,23 @@ async def refuse_unsound(trainer: Trainer) -> str:
 
 async def examined(trainer: Trainer, fault: str, *, usual: str = "", seconds: float = SECONDS) -> FaultFinding:
     """A trainer's behaviour under a fault. usual: its messages without one, which do not count as a report."""
-    hung = False
-    try:
+    answer, run = TrainerAnswer(rewards=()), "hung"
+    with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             answer = await trainer(fault)
-    except TimeoutError:
-        hung, answer = True, TrainerAnswer(rewards=())
+            run = "halted" if answer.halted else "went on"
     given = [reward for reward in answer.rewards if reward is not None]
     rewarded = sum(reward != 1.0 for reward in given) + max(0, len(given) - ATTEMPTS)
     lost, words = max(0, ATTEMPTS - len(given)), _last(answer.words, usual)
     silent = not words and (lost or answer.halted or fault.startswith("reward"))
     lacking = lost and fault.startswith("run")  # a resumed run makes what it has not recorded
-    missed = not (hung or answer.struck)
-    if missed:
+    well = answer.struck and not (rewarded or answer.shown or silent or lacking)  # one that hung gave no answer
+    if not answer.struck and run != "hung":
         words = f"the fault never struck; the trainer said: {words or 'nothing'}"
-    elif silent and not hung:
+    elif silent and run != "hung":
         words = "the trainer did not report it" + "; does it read FAULTS_REWARD?" * fault.startswith("reward")
     return FaultFinding(
-        fault=fault,
-        rewarded=rewarded,
-        shown=answer.shown,
-        lost=lost,
-        run="hung" if hung else "halted" if answer.halted else "went on",
-        words=words,
-        as_promised=not (hung or missed or rewarded or answer.shown or silent or lacking),
+        fault=fault, rewarded=rewarded, shown=answer.shown, lost=lost, run=run, words=words, as_promised=well
     )
 
 
@@ -174,23 +169,18 @@ def faults_named(names: Sequence[str], *, at_addresses: bool) -> list[str]:
     return [name for name in names or FAULTS if not (at_addresses and name.startswith(ROCSTARS_OWN))]
 
 
-def at_addresses(made: Callable[[Mapping[str, str]], Coroutine[Any, Any, TrainerAnswer]]) -> Trainer:
-    """A trainer that takes FAULTS_ENGINE, FAULTS_TOOLS and FAULTS_REWARD; the engine records what its model was
-    shown."""
-
-    async def trainer(fault: str) -> TrainerAnswer:
-        seam, _, misdeed = fault.partition("-")
-        at = defaultdict(str, {"tools" if seam in ("mcp", "notebook") else seam: misdeed})
-        at["engine"], at["tools"] = ITS_PARTS.get(misdeed, (at["engine"], at["tools"]))
-        programs = {"notebook": CELLS, "agent": ()}.get(seam, (PROGRAM,))
-        engine = FaultyServer(at["engine"], programs)
-        async with engine, FaultyServer(at["tools"], programs) as tools:
-            answer = await made({"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": at["reward"]})
-            spoilt = (at["engine"] and engine.asked) or (at["tools"] and tools.asked)
-            struck = answer.struck or bool(spoilt) or seam == "reward"  # only its messages can show it
-            return replace(answer, shown=engine.shown, asked=(engine.asked, tools.asked), struck=struck)
-
-    return trainer
+async def at_addresses(made: Callable[[Mapping[str, str]], Awaitable[TrainerAnswer]], fault: str) -> TrainerAnswer:
+    """The answer of a trainer that takes FAULTS_ENGINE, FAULTS_TOOLS and FAULTS_REWARD; the engine records what its
+    model was shown."""
+    seam, _, misdeed = fault.partition("-")
+    at = defaultdict(str, {"tools" if seam in ("mcp", "notebook") else seam: misdeed})
+    at["engine"], at["tools"] = ITS_PARTS.get(misdeed, (at["engine"], at["tools"]))
+    programs = {"notebook": CELLS, "agent": ()}.get(seam, (PROGRAM,))
+    async with FaultyServer(at["engine"], programs) as engine, FaultyServer(at["tools"], programs) as tools:
+        answer = await made({"FAULTS_ENGINE": engine.url, "FAULTS_TOOLS": tools.url, "FAULTS_REWARD": at["reward"]})
+        spoilt = (at["engine"] and engine.asked) or (at["tools"] and tools.asked)
+        struck = answer.struck or bool(spoilt) or seam == "reward"  # only its messages can show it
+        return replace(answer, shown=engine.shown, asked=(engine.asked, tools.asked), struck=struck)
 
 
 def trainer_of(command: str) -> Trainer:
@@ -208,4 +198,4 @@ def trainer_of(command: str) -> Trainer:
                 words += f"\n{line[:100]} on stdout holds neither a number nor null"
         return TrainerAnswer(rewards=rewards, halted=code != 0, words=words)
 
-    return at_addresses(made)
+    return partial(at_addresses, made)

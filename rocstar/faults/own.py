@@ -42,7 +42,7 @@ async def own_trainer(fault: str) -> TrainerAnswer:
     if fault.startswith("run"):
         with tempfile.TemporaryDirectory(prefix="rocstar-faults-") as folder:
             return await _run(fault, Path(folder))
-    return await at_addresses(partial(_step, fault))(fault)
+    return await at_addresses(partial(_step, fault), fault)
 
 
 async def _step(fault: str, given: Mapping[str, str]) -> TrainerAnswer:
@@ -58,11 +58,11 @@ async def _step(fault: str, given: Mapping[str, str]) -> TrainerAnswer:
         async with opened as fleet:
             make = partial(AttemptParts(recipe).roller, recipe.rollout, codec=words, template=TEMPLATE)
             roller = await asyncio.to_thread(make, engine=fleet, sandbox=sandbox, grader=Grader())
-            roller = replace(
-                roller,
-                verifier=RewardVerifier(words, RewardCalls(reward, PATIENCE_SECONDS)),
-                agent=_agent(left) if fault.startswith("agent") else None,
-            )
+            roller = replace(roller, verifier=RewardVerifier(words, RewardCalls(reward, PATIENCE_SECONDS)))
+            if fault.startswith("agent"):
+                asks = partial(by_function, partial(_agent, left))
+                agent = GatewayAgent(asks, seconds=AGENT_SECONDS, at_once=None, right_above=0.5)
+                roller = replace(roller, agent=agent)
             return replace(await _rolled(roller, recipe.run.fault_budget), struck=not left)
 
 
@@ -84,29 +84,25 @@ def _reward(trajectory: Trajectory) -> float | None:
     return trajectory.outcome.reward if trajectory.outcome and trajectory.stop is not Stop.ENVIRONMENT_FAILED else None
 
 
-def _agent(left: set[str]) -> GatewayAgent:
+async def _agent(left: set[str], problem: Problem, client: Client) -> float | None:
     """left: the fault, until it has happened."""
-
-    async def agent(problem: Problem, client: Client) -> float | None:
-        headers = {"authorization": f"Bearer {client.api_key}"}
-        body = {"messages": [{"role": "user", "content": problem.question}]}
-        async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60.0, verify=False) as http:
-            ask = partial(http.post, "/chat/completions", json=body)
-            if "agent-reset" in left:
-                left.clear()
-                with suppress(httpx.ReadTimeout):  # which breaks the connection
-                    await ask(timeout=httpx.Timeout(60.0, read=0.01))
-                    left.add("agent-reset")
-            hasty = httpx.Timeout(60.0, read=GIVES_UP_SECONDS)
-            try:
-                (await ask(timeout=hasty if "agent-leaves-engine" in left else 60.0)).raise_for_status()
-                if "agent-leaves-tool" in left:
-                    await http.post("/tools/python", json={"code": PROGRAM}, timeout=hasty)
-            except httpx.HTTPError:
-                return 0.0
-        return None
-
-    return GatewayAgent(partial(by_function, agent), seconds=AGENT_SECONDS, at_once=None, right_above=0.5)
+    headers = {"authorization": f"Bearer {client.api_key}"}
+    body = {"messages": [{"role": "user", "content": problem.question}]}
+    async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60.0, verify=False) as http:
+        ask = partial(http.post, "/chat/completions", json=body)
+        if "agent-reset" in left:
+            left.clear()
+            with suppress(httpx.ReadTimeout):  # which breaks the connection
+                await ask(timeout=httpx.Timeout(60.0, read=0.01))
+                left.add("agent-reset")
+        hasty = httpx.Timeout(60.0, read=GIVES_UP_SECONDS)
+        try:
+            (await ask(timeout=hasty if "agent-leaves-engine" in left else 60.0)).raise_for_status()
+            if "agent-leaves-tool" in left:
+                await http.post("/tools/python", json={"code": PROGRAM}, timeout=hasty)
+        except httpx.HTTPError:
+            return 0.0
+    return None
 
 
 STEPS = 2
@@ -144,15 +140,11 @@ async def _run(fault: str, folder: Path) -> TrainerAnswer:
     recipe = str(recipes_folder().absolute() / "first.toml")
     first = await _command(folder, "-c", STRUCK, WHERE[fault], fault, "train", recipe, *RUN.split())
     second = await _command(folder, "-m", "rocstar", "train", "--resume", "first")
-    files = sorted((folder / "runs" / "first" / "rollouts").glob("*.parquet"))
+    files = [] if second[0] else sorted((folder / "runs" / "first" / "rollouts").glob("*.parquet"))
     rewards = [row["reward"] for file in files for row in parquet.read_table(file).to_pylist()]
     code, message = second if second[0] or fault == "run-killed" else first
-    return TrainerAnswer(
-        rewards=[] if second[0] else rewards,
-        halted=code != 0,
-        words=message if code else "",
-        struck=first[0] == -signal.SIGKILL if fault == "run-killed" else first[0] != 0,
-    )
+    struck = first[0] == -signal.SIGKILL if fault == "run-killed" else first[0] != 0
+    return TrainerAnswer(rewards=rewards, halted=code != 0, words=message if code else "", struck=struck)
 
 
 async def _command(folder: Path, *arguments: str) -> tuple[int, str]:

@@ -134,14 +134,8 @@ class AttemptParts:
         rollout, evaluate = self.recipe.rollout, self.recipe.evaluate
         if rollout.agent is None:
             return None
-        return agent_named(
-            rollout.agent,
-            seconds=rollout.agent_seconds,
-            at_once=rollout.agents_at_once,
-            right_above=evaluate.right_above,
-            folders=self.recipe.run.modules,
-            reads=rollout.agent_reads if rollout.agent_walls else None,
-        )
+        folders = self.recipe.run.modules
+        return agent_named(rollout.agent, rollout, right_above=evaluate.right_above, folders=folders)
 
     @cached_property
     def feedback(self) -> Callable[[ToolResult], str]:

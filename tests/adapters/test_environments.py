@@ -18,13 +18,12 @@ from openenv.cli.commands.init import init
 
 from rocstar.adapters import inspect_tasks, openenv, verifiers
 from rocstar.adapters.environments import source_of
-from rocstar.agents.agent import agent_named
 from rocstar.config.sections import DataSection
 from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_rollouts
 from rocstar.types import Problem, Stop, Trajectory
-from tests.agents.examples import Told
+from tests.agents.examples import Told, named
 from tests.forks import forked
 from tests.rollout.examples import roller
 from tests.sandbox.driver import eventually
@@ -184,7 +183,7 @@ def train(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
 
 
 async def attempted(agent: str, problem: Problem, *replies: str) -> Trajectory:
-    made = agent_named(f"rocstar.adapters.{agent}", seconds=200, at_once=1, right_above=0.5)
+    made = named(f"rocstar.adapters.{agent}", seconds=200)
     (group,) = await roller(Told(replies), agent=made).roll([problem], attempts=1, seed=1)
     return group.trajectories[0]
 

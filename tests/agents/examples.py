@@ -10,13 +10,13 @@ from typing import Any
 
 from rocstar.agents.agent import GatewayAgent, agent_named
 from rocstar.agents.attempt import AgentAttempt
+from rocstar.config.sections import RolloutSection
 from rocstar.data.sft.format import Chat, Message, Role
 from rocstar.protocols import Tool
 from rocstar.types import Completion, Problem, Sampling, Trajectory
 from tests.rollout.examples import CODEC, PROBLEM, conversation, limits, roller
 from tests.scripted import ScriptedEngine
 
-GIVEN: dict[str, Any] = {"seconds": 20.0, "at_once": 4, "right_above": 0.5}
 ASKS = "    said = (await client.chat([{'role': 'user', 'content': problem.question}]))['choices'][0]['message']\n"
 """A line of an agent that is a function."""
 SCRIPT = """
@@ -32,11 +32,20 @@ said = ask([{"role": "user", "content": problem["question"]}])
 """With which an agent that is a program begins."""
 
 
+def named(
+    reference: str, *, seconds: float = 20.0, at_once: int = 4, reads: Sequence[str] | None = None, **folders: Any
+) -> GatewayAgent:
+    """The agent that these settings of a recipe name."""
+    walls = {"agent_walls": reads is not None, "agent_reads": list(reads or ())}
+    rollout = RolloutSection(agent=reference, agent_seconds=seconds, agents_at_once=at_once, **walls)
+    return agent_named(reference, rollout, right_above=0.5, **folders)
+
+
 def function(folder: Path, text: str, **changes: Any) -> GatewayAgent:
     """The function `agent` of this source."""
     (folder / "own_agent.py").write_text(text)
     sys.modules.pop("own_agent", None)
-    return agent_named("own_agent:agent", folders=[folder], **{**GIVEN, **changes})
+    return named("own_agent:agent", folders=[folder], **changes)
 
 
 def asking(folder: Path, then: str, *, before: str = "", **changes: Any) -> GatewayAgent:
@@ -47,7 +56,7 @@ def asking(folder: Path, then: str, *, before: str = "", **changes: Any) -> Gate
 def program(folder: Path, text: str, **changes: Any) -> GatewayAgent:
     """One that asks the problem's question, and does this then."""
     (file := folder / "own_agent.py").write_text(SCRIPT + text)
-    return agent_named(f"{sys.executable} {file}", **{**GIVEN, **changes})
+    return named(f"{sys.executable} {file}", **changes)
 
 
 class Told(ScriptedEngine):
@@ -82,7 +91,7 @@ async def made(agent: GatewayAgent, engine: Any, problem: Problem = PROBLEM, **c
 def attempt(engine: Any, *tools: Tool, **changes: int) -> AgentAttempt:
     made = roller(engine, conversation(*tools) if tools else None, limits=limits(**changes))
     sampling = Sampling(max_new_tokens=1, seed=3, stop_token_ids=made.stop_token_ids)
-    return AgentAttempt(made.engine, made.conversation, made.limits, PROBLEM, sampling, "a")
+    return AgentAttempt(made, PROBLEM, sampling, "a")
 
 
 def made_by(one: AgentAttempt) -> Trajectory:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from rocstar.agents import agent as own
-from rocstar.agents.agent import GatewayAgent, agent_named
+from rocstar.agents.agent import GatewayAgent
 from rocstar.answers.extract import strict_answer
 from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailable
 from rocstar.record.formats import structured, whole
@@ -22,7 +22,7 @@ from rocstar.rollout.environment import AttemptLimits
 from rocstar.sandbox import container
 from rocstar.support.processes import words_of
 from rocstar.types import Problem, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
-from tests.agents.examples import ASKS, Told, asking, function, made, program
+from tests.agents.examples import ASKS, Told, asking, function, made, named, program
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, roller
 from tests.rollout.examples import program as call
 from tests.sandbox.driver import eventually, runs
@@ -112,7 +112,7 @@ async def test_an_outage_is_a_fault_and_no_reward(tmp_path: Path, then: str, sec
 
 
 async def test_an_agent_that_ends_without_any_answer_has_failed() -> None:
-    found = await made(agent_named("true", seconds=20.0, at_once=1, right_above=0.5), [])
+    found = await made(named("true"), [])
     assert found.stop is Stop.AGENT_FAILED and not found.turns
     assert found.fault == "it ended without an answer of the model"
 
@@ -351,7 +351,7 @@ async def test_no_brace_of_an_answer_has_another_one_judged(tmp_path: Path, give
 
 @pytest.mark.parametrize("reference", [f"{EXAMPLES}/with_tools.py:solve", f"python {EXAMPLES}/client_script.py"])
 async def test_the_examples_call_a_tool_and_answer(reference: str) -> None:
-    agent = agent_named(reference, seconds=60.0, at_once=1, right_above=0.5)
+    agent = named(reference, seconds=60.0)
     found = await made(agent, [call("print(2+3)"), ANSWER])
     assert (found.stop, found.num_calls, len(found.conversations)) == (Stop.ANSWERED, 1, 1), found.fault
     assert found.outcome and found.outcome.reward == 1.0
@@ -367,7 +367,7 @@ async def test_a_program_that_cannot_be_started_is_a_fault_and_no_reward(tmp_pat
     file = tmp_path / "agent"
     file.write_text("#!/no/such/interpreter\n")
     file.chmod(0o755)
-    found = await made(agent_named(str(file), seconds=5.0, at_once=1, right_above=0.5), [])
+    found = await made(named(str(file), seconds=5.0), [])
     assert found.stop is Stop.ENVIRONMENT_FAILED and "could not be started" in (found.fault or "")
 
 
@@ -478,7 +478,7 @@ async def test_a_tool_that_is_down_when_it_is_closed_is_a_fault_and_not_the_end_
 )
 def test_what_does_not_exist_is_refused_before_anything_starts(reference: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        agent_named(reference, seconds=1.0, at_once=1, right_above=0.5)
+        named(reference)
 
 
 async def test_an_attempt_of_several_conversations_is_kept_as_it_was(tmp_path: Path) -> None:

@@ -17,20 +17,20 @@ from typing import Any
 import psutil
 import pytest
 
-from rocstar.agents.agent import MOST_CONNECTIONS, GatewayAgent, agent_named
+from rocstar.agents.agent import MOST_CONNECTIONS, GatewayAgent
 from rocstar.errors import ConfigError
 from rocstar.sandbox import walled
 from rocstar.sandbox.walls import linux
 from rocstar.types import Stop, Trajectory
 from tests.agents import examples
-from tests.agents.examples import SCRIPT, Told
+from tests.agents.examples import SCRIPT, Told, named
 from tests.rollout.examples import ANSWER, PROBLEM, roller
 from tests.sandbox.driver import eventually
 
 LACK = walled.why_not()
 SYS_ADMIN = 21  # CAP_SYS_ADMIN
 needs_walls = pytest.mark.skipif(bool(LACK), reason=f"no walls here: {LACK}")
-GIVEN: dict[str, Any] = {"seconds": 120.0, "at_once": 8, "right_above": 0.5, "reads": ()}
+GIVEN: dict[str, Any] = {"seconds": 120.0, "at_once": 8, "reads": ()}
 
 
 def program(tmp_path: Path, text: str, **changes: Any) -> GatewayAgent:
@@ -77,7 +77,7 @@ async def test_a_command_is_read_where_path_finds_it(tmp_path: Path, monkeypatch
     (tool := tmp_path / "tool").write_text(f"#!{sys.executable}\n{SCRIPT}")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert (await made(agent_named("tool", **GIVEN))).stop is Stop.ANSWERED
+    assert (await made(named("tool", **GIVEN))).stop is Stop.ANSWERED
 
 
 @needs_walls
@@ -194,8 +194,8 @@ def test_a_program_ends_with_the_run_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "own_agent.py").write_text(given)
     run = f"""
 import asyncio
-from tests.agents.test_walls import GIVEN, agent_named, made
-asyncio.run(made(agent_named({f"{sys.executable} {tmp_path / 'own_agent.py'}"!r}, **GIVEN)))
+from tests.agents.test_walls import GIVEN, named, made
+asyncio.run(made(named({f"{sys.executable} {tmp_path / 'own_agent.py'}"!r}, **GIVEN)))
 """
     with subprocess.Popen([sys.executable, "-c", run]) as killed:
         assert eventually(lambda: name in _names())
@@ -212,7 +212,7 @@ async def test_a_program_that_the_walls_hide_is_the_agents_failure(tmp_path: Pat
     (tool := tmp_path / "tool").write_text(f"#!{tmp_path}/interpreter\n")
     tool.chmod(0o755)
     shutil.copy("/bin/true", tmp_path / "interpreter")
-    found = await made(agent_named(str(tool), **GIVEN))
+    found = await made(named(str(tool), **GIVEN))
     assert found.stop is Stop.AGENT_FAILED and "it can't be started behind walls" in (found.fault or "")
 
 

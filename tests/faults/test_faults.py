@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -170,10 +171,10 @@ async def test_what_a_trainer_says_without_a_fault_too_tells_nobody_of_one() -> 
         return TrainerAnswer(rewards=[None if lost else 1.0] * ATTEMPTS, words=words)
 
     silent, telling = "reward-nan", "reward-raises"
-    assert (await examined(at_addresses(noisy), silent)).as_promised
-    found = await examined(at_addresses(noisy), silent, usual="it is deprecated\n")
+    assert (await examined(partial(at_addresses, noisy), silent)).as_promised
+    found = await examined(partial(at_addresses, noisy), silent, usual="it is deprecated\n")
     assert found.words.startswith("the trainer did not report it") and not found.as_promised
-    found = await examined(at_addresses(noisy), telling, usual="it is deprecated\n")
+    found = await examined(partial(at_addresses, noisy), telling, usual="it is deprecated\n")
     assert (found.words, found.as_promised) == ("the judge raised", True)
 
 
