@@ -105,24 +105,19 @@ def main() -> None:
     open_closed_streams()
     tell_without_fail()
     try:
-        code = _answering()
+        with answered() as ctrl_c:
+            try:
+                code = run(sys.argv[1:])
+            except BaseException:  # an import that is interrupted may raise anything
+                if not ctrl_c.came():
+                    raise
+                print("rocstar: stopped; the same command begins again", file=sys.stderr)
+                code = INTERRUPTED
+            if code == INTERRUPTED:
+                _leave(code)
     except Exception as error:  # no thread can be started that answers Ctrl-C
         code = _told(error, sys.argv)
     sys.exit(code)
-
-
-def _answering() -> int:
-    with answered() as ctrl_c:
-        try:
-            code = run(sys.argv[1:])
-        except BaseException:  # an import that is interrupted may raise anything
-            if not ctrl_c.came():
-                raise
-            print("rocstar: stopped; the same command begins again", file=sys.stderr)
-            code = INTERRUPTED
-        if code == INTERRUPTED:
-            _leave(code)
-    return code
 
 
 def _leave(code: int) -> NoReturn:

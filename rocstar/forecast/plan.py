@@ -28,8 +28,7 @@ from rocstar.support.screen import plural
 SIMULATED_ENGINES = 2
 EACH = 8
 """GPUs of a machine."""
-MOST = 1e12
-"""GB, teraflops or GB/s that a GPU may be given: far beyond any, and small enough that no product overflows."""
+MOST = 1e12  # GB, teraflops or GB/s of a GPU: beyond any, and no product of it overflows
 DAY = 86400.0
 TOKEN_BYTES = 7.0
 """Bytes of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart)."""
