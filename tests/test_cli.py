@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -365,6 +366,16 @@ def test_a_failure_is_one_sentence_with_its_exit_code(
     assert cli.run(["train", "tiny.toml"]) == code
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("rocstar: ") and sentence in last
+
+
+def test_a_command_that_can_start_no_thread_ends_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("threading.Thread.start", Mock(side_effect=RuntimeError("can't start new thread")))
+    monkeypatch.setattr("sys.argv", ["rocstar", "runs", "list"])
+    with pytest.raises(SystemExit, match=str(exits.NOT_READY)):
+        cli.main()
+    assert "raise the limit of this user (ulimit -u)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["train", "sft"])

@@ -1,5 +1,7 @@
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -74,10 +76,12 @@ def test_data_check_against_a_pool_recipe_compares_with_the_known_benchmarks_too
 
 
 def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = folder / "rows.jsonl"
+    monkeypatch.setattr("rocstar.support.screen.Screen.never_silent", never_silent := Mock(wraps=nullcontext))
     assert run(["data", "check", str(file), "--template", "compact"]) == 0
+    assert never_silent.called
     assert "«<|im_end|>»" in capsys.readouterr().out
     file.write_text(file.read_text() + "{broken\n")
     assert run(["data", "check", str(file), "--json"]) == 2

@@ -104,16 +104,19 @@ def main() -> None:
     """Entry point of the `rocstar` command."""
     open_closed_streams()
     tell_without_fail()
-    with answered() as ctrl_c:
-        try:
-            code = run(sys.argv[1:])
-        except BaseException:  # an import that is interrupted may raise anything
-            if not ctrl_c.came():
-                raise
-            print("rocstar: stopped; the same command begins again", file=sys.stderr)
-            code = INTERRUPTED
-        if code == INTERRUPTED:
-            _leave(code)
+    try:
+        with answered() as ctrl_c:
+            try:
+                code = run(sys.argv[1:])
+            except BaseException:  # an import that is interrupted may raise anything
+                if not ctrl_c.came():
+                    raise
+                print("rocstar: stopped; the same command begins again", file=sys.stderr)
+                code = INTERRUPTED
+            if code == INTERRUPTED:
+                _leave(code)
+    except Exception as error:  # no thread can be started that answers Ctrl-C
+        code = _told(error, sys.argv)
     sys.exit(code)
 
 
@@ -129,17 +132,21 @@ def _leave(code: int) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Carry out one command line; the exit code. Errors of people and machines end in a sentence on stderr."""
     quiet_torch()  # before anything loads torch, which may be the code that a recipe names
-    show_traceback = TRACEBACK in arguments
     try:
         code = _exit_code([argument for argument in arguments if argument != TRACEBACK])
         sys.stdout.flush()  # now, so that we report a full disk and not the interpreter as it shuts down
     except Exception as error:
-        report = failure(error)
-        if report is None or show_traceback:
-            raise
-        print(f"rocstar: {shortened(visible(report[1]))}", file=sys.stderr)
-        return report[0]
+        return _told(error, arguments)
     return code
+
+
+def _told(error: Exception, arguments: list[str]) -> int:
+    """The exit code, once its sentence is told; raises the error where it has none or its traceback is asked for."""
+    report = failure(error)
+    if report is None or TRACEBACK in arguments:
+        raise error
+    print(f"rocstar: {shortened(visible(report[1]))}", file=sys.stderr)
+    return report[0]
 
 
 def _exit_code(arguments: list[str]) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import inf
 from operator import mul
 from statistics import fmean
 
@@ -29,6 +28,7 @@ from rocstar.support.screen import plural
 SIMULATED_ENGINES = 2
 EACH = 8
 """GPUs of a machine."""
+MOST = 1e12  # GB, teraflops or GB/s of a GPU: beyond any, and no product of it overflows
 DAY = 86400.0
 TOKEN_BYTES = 7.0
 """Bytes of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart)."""
@@ -83,7 +83,7 @@ def gpu_named(name: str) -> GpuSpec:
         return GPUS[name]
     try:
         gigabytes, teraflops, gigabytes_a_second = map(float, name.split(":"))
-        if not all(0 < value < inf for value in (gigabytes, teraflops, gigabytes_a_second)):
+        if not all(0 < value < MOST for value in (gigabytes, teraflops, gigabytes_a_second)):
             raise ValueError(name)
     except ValueError:
         raise ConfigError(

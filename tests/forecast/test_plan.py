@@ -145,7 +145,7 @@ def test_a_cache_that_holds_no_longest_attempt_does_not_fit(
 
 def test_a_gpu_is_named_or_described() -> None:
     assert gpu_named("4090") == GPUS["4090"] == gpu_named("24:165:1010")
-    for wrong in ("5060", "24:165", "24:165:nan", "24:0:1010", "24:165:inf"):
+    for wrong in ("5060", "24:165", "24:165:nan", "24:0:1010", "24:165:inf", "1e300:1:1"):
         with pytest.raises(ConfigError, match="for instance 48:362:864"):
             gpu_named(wrong)
 

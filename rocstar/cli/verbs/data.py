@@ -104,6 +104,7 @@ def check_problems(
     from rocstar.data.problems import columns_of
     from rocstar.parts.build import AttemptParts
     from rocstar.run.material import task_of
+    from rocstar.support.screen import Screen
 
     options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
     given = [*(settings or []), *(f"{key}={json.dumps(value)}" for key, value in options.items() if value)]
@@ -114,7 +115,11 @@ def check_problems(
     asked = tuple(columns.question)
     is_for_training = chosen.data.source == "files" and file not in chosen.data.test_files
     held_out = task_of(chosen, chosen).heldout() if is_for_training else []
-    with verifier(boxed_answer, chosen.evaluate.verifier) as verify:
+    with (
+        Screen() as screen,
+        screen.never_silent(screen.working),
+        verifier(boxed_answer, chosen.evaluate.verifier) as verify,
+    ):
         report = check_file(
             file,
             lambda row, where: columns_of(row, where, asked, columns.answer),
