@@ -268,6 +268,7 @@ def test_a_sandbox_killed_in_the_middle_costs_no_attempt_its_reward(
     command = Command.start(folder, "train", "tiny.toml", *start, *OF_THREE_STEPS, "evaluate.problems=0")
     ended = command.after_step(COLD_STEPS + 1, lambda: sandbox_daemon(command).kill())
     assert "Traceback" not in ended.told, ended.told
+    assert "sandbox_lost" in {each["event"] for each in read_journal(folder / "runs" / "tiny" / "events.jsonl")}
     if ended.code == 0:
         assert metrics(folder) == metrics(plain)[: COLD_STEPS + 3]
     else:

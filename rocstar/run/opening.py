@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,7 +100,7 @@ async def opened_run(
         grader = Grader()
         closing.push_async_callback(grader.close)
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
-        _tell_isolation(machines.sandbox, tracker, screen)
+        closing.enter_context(_told_of(machines.sandbox, tracker, screen))
         start = "resumed" if resume else "begun"
         tracker.event(start, step=checkpoints.progress.step, pid=os.getpid(), learners=ranks.size)
         report, remedy = partial(_tell_stall, folder, screen, tracker), f"rocstar train --resume {folder.argument}"
@@ -156,15 +156,26 @@ async def opened_run(
         )
 
 
-def _tell_isolation(sandbox: SandboxClient, tracker: RunTracker, screen: Screen) -> None:
-    if not sandbox.nodes:
-        return
-    info = sandbox.info()
-    tracker.event("sandbox", isolation=info.isolation, failed_probes=list(info.failed_probes))
-    if info.isolation < Isolation.L3:
-        screen.note(
-            f"programs of the model run at isolation {info.isolation}; docs/sandbox.md lists what they can reach"
-        )
+@contextmanager
+def _told_of(sandbox: SandboxClient, tracker: RunTracker, screen: Screen) -> Iterator[None]:
+    """Report how well the sandbox isolates, and for as long as the context lasts which daemon is lost or back."""
+    if sandbox.nodes:
+        info = sandbox.info()
+        tracker.event("sandbox", isolation=info.isolation, failed_probes=list(info.failed_probes))
+        if info.isolation < Isolation.L3:
+            screen.note(
+                f"programs of the model run at isolation {info.isolation}; docs/sandbox.md lists what they can reach"
+            )
+
+    def tell(kind: str, sentence: str) -> None:
+        tracker.event(f"sandbox_{kind}", reason=sentence)
+        screen.note(sentence)
+
+    before, sandbox.on_event = sandbox.on_event, tell
+    try:
+        yield
+    finally:
+        sandbox.on_event = before
 
 
 def _same_inputs(material: Material, folder: RunFolder) -> None:
