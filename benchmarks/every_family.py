@@ -58,6 +58,10 @@ step. vLLM as the engine takes what vLLM takes; the learner's column holds with 
 itself makes none here, as it says below: Gemma 3n's vision needs timm, Gemma 4's drafters (`assistant`) run only beside
 another model, and MusicGen's classes do not take the config that they are registered for. All of them are refused.
 Whether one can talk to a family is decided by its [chat template](dialogue.md#who-can-be-talked-to), not its layers.
+By `rocstar train` itself, two steps of SFT and one of RL each with the torch engine in fp32: bamba, ernie4_5,
+ernie4_5_moe, exaone4, gemma3_text, granite, granitemoehybrid, hunyuan_v1_dense, hunyuan_v1_moe, lfm2, lfm2_moe, llama,
+ministral3, mistral, nemotron_h, olmo2, olmo3, olmo_hybrid, phi3, qwen3_5_text, seed_oss and smollm3; what the engine
+wrote differs by at most 3e-6 nats a token from the learner's own (Nemotron-H), 1.5e-6 without that one.
 
 """
 PAIRS: Mapping[str, Any] = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}

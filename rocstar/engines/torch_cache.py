@@ -271,7 +271,7 @@ def use_paged_attention(model: Any, attention: PagedAttention) -> None:
     """Make `model` attend through `attention`. Raises ConfigError for layers that attend to anything but all positions
     or a window of the last ones, or that keep another kind of state."""
     if other := sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ENGINE_LAYERS):
-        raise ConfigError(f"the torch engine has no layers of kind {', '.join(other)}; use another engine for it")
+        raise ConfigError(f"it has layers of kind {', '.join(other)}; take an [[engine]] of kind 'vllm'")
     AttentionInterface.register(NAME, _attend_in_library)
     model.set_attn_implementation(NAME)
     for module in model.modules():

@@ -28,6 +28,7 @@ from rocstar.engines.torch_forward import drop_weights, forward_of, take_weights
 from rocstar.engines.torch_states import MIN_ROWS
 from rocstar.engines.torch_table import Ints, SequenceTable, Work
 from rocstar.errors import EngineUnavailable
+from rocstar.support.processes import give_memory_back
 from rocstar.types import Completion, EngineLoad, Finish, Weights, spans_of
 
 PREFILL_TOKENS = 256  # of prompts and replies in one step, beside one token of each sequence
@@ -96,6 +97,7 @@ class PagedDecoder:
     def take(self, weights: Weights) -> None:
         """Load new weights; decoding sequences feed their tokens again. Raises EngineUnavailable."""
         self._forward.renew(take_weights(self._model, weights))
+        give_memory_back()  # the old weights, which another thread may have made
         self._table.forget_all()
         self._cache.wake()
         self.version, self._asleep = weights.version, False

@@ -51,7 +51,7 @@ class VllmSettings:
     python: Path
     """Interpreter of an environment that has vLLM: scripts/vllm_env makes one."""
     log: Path
-    """File for the server's output."""
+    """File for the server's output, after that of earlier starts, which may say why they ended."""
     max_tokens: int
     """Longest sequence, prompt included."""
     rows: int | None = None
@@ -115,12 +115,12 @@ class VllmServer:
     @classmethod
     async def start(cls, settings: VllmSettings) -> VllmServer:
         """A StartServer; if the server ends instead of answering, the error quotes the last lines of its log."""
-        port = _free_port(settings.host)
+        port, before = _free_port(settings.host), settings.log.stat().st_size if settings.log.exists() else 0
         command = [str(settings.python), str(INSIDE / "rocstar_vllm_serve.py"), *_options(settings, port)]
         process = _begin(command, settings)
         server = cls(process, f"http://{settings.host}:{port}")
         try:
-            await server._until_it_answers(settings)
+            await server._until_it_answers(settings, before)
             server._memory |= _shared_memory(process.pid)
         except BaseException:
             await server.close()
@@ -143,12 +143,13 @@ class VllmServer:
         for file in self._memory:  # of a killed server
             file.unlink(missing_ok=True)
 
-    async def _until_it_answers(self, settings: VllmSettings) -> None:
+    async def _until_it_answers(self, settings: VllmSettings, before: int) -> None:
+        """before: bytes of the log that are of earlier starts."""
         started = time.monotonic()
         async with httpx.AsyncClient(trust_env=False) as http:
             while not await _answers(http, f"{self.url}/health"):
                 if (code := self._process.poll()) is not None:
-                    lines = settings.log.read_text(errors="replace").strip().splitlines()
+                    lines = settings.log.read_bytes()[before:].decode(errors="replace").strip().splitlines()
                     causes = list(filter(CAUSE.search, lines[:-LOG_LINES]))[-LOG_LINES:]  # of vLLM's other processes
                     log_end = "\n".join((f"the end of {settings.log} says", *causes, *lines[-LOG_LINES:]))
                     raise EngineUnavailable(f"vLLM {how_ended(code)} as it started: {log_end}")
@@ -231,7 +232,7 @@ def _begin(command: list[str], settings: VllmSettings) -> subprocess.Popen[bytes
         **(settings.environment or {}),
     }
     settings.log.parent.mkdir(parents=True, exist_ok=True)
-    with settings.log.open("wb") as log:
+    with settings.log.open("ab") as log:
         try:
             return subprocess.Popen(
                 command,

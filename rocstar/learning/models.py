@@ -13,6 +13,7 @@ import torch
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, first_line
 from rocstar.support.layers import refuse_quantised
+from rocstar.support.processes import give_memory_back
 from rocstar.support.weights import refuse_misfits
 
 UNLOADED = "can't be loaded as a causal language model"
@@ -159,5 +160,4 @@ def give_back() -> None:
     """Return freed memory to the system, and to processes that share a GPU: glibc and torch keep it for the next
     pass."""
     torch.cuda.empty_cache()
-    with suppress(AttributeError):  # as above
-        ctypes.CDLL(None).malloc_trim(0)
+    give_memory_back()

@@ -26,8 +26,9 @@ ENGINE_LAYERS = ATTENTION_LAYERS | RECURRENT_LAYERS | {"mlp", "moe"}
 """Kinds that the torch engine computes; the last two look at each token by itself."""
 LOOKS_AHEAD = ("lsh_attn_chunk_length",)
 """Keys of layers that look at the tokens that follow too: to sort all of them by likeness, as Reformer's do."""
-OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi", *LOOKS_AHEAD)
-"""Keys whose presence means that a layer does more, or something else, than attend to all tokens."""
+OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi", "mamba_d_ssm", *LOOKS_AHEAD)
+"""Keys whose presence means that a layer does more, or something else, than attend to all tokens; Falcon-H1's have a
+state, too (mamba_d_ssm)."""
 STATES = ("mamba_d_state", "linear_num_key_heads")
 """Keys that imply a state if `layer_types` does not."""
 SINKS = ("gpt_oss",)

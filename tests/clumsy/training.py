@@ -235,6 +235,7 @@ MODELS = [
             "indexed_attention": {"layer_types": ["indexed_attention", "full_attention"]},  # DeepSeek-V3.2
             "attn_logit_softcapping": {"attn_logit_softcapping": 50.0},  # Gemma 2
             "alibi": {"alibi": True},
+            "mamba_d_ssm 1536": {"mamba_d_ssm": 1536},  # Falcon-H1: attention and a state in each layer
             "lsh_attn_chunk_length": {"lsh_attn_chunk_length": 64},  # Reformer
         }.items()
     ),

@@ -20,7 +20,7 @@ from rocstar.engines.torch_cache import PagedCache
 from rocstar.engines.torch_engine import TorchEngine, opened
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
-from tests.engines.models import MODELS, VOCAB, mistral, qwen, saved
+from tests.engines.models import MODELS, VOCAB, llama, mistral, qwen, saved
 from tests.engines.plain import until
 
 SHORT = tuple(range(1, 12))
@@ -34,6 +34,10 @@ async def engine() -> AsyncIterator[TorchEngine]:
     await made.close()
 
 
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
 async def ask(engine: TorchEngine, ids: Any, session: str = "s", tokens: int = 12, **sampling: Any) -> Completion:
     asked = Sampling(max_new_tokens=tokens, **{"seed": 11, **sampling})
     return await engine.generate(ids, asked, request_id=f"{session}/{len(ids)}", session_id=session)
@@ -43,6 +47,18 @@ def held(model: Any) -> int:
     """Bytes of the weights that a model holds itself."""
     tensors = [each for each in model.state_dict().values() if not each.is_meta]
     return sum({each.data_ptr(): each.untyped_storage().nbytes() for each in tensors if each.data_ptr()}.values())
+
+
+async def test_new_weights_take_no_more_memory_than_the_old() -> None:
+    """The engine's thread made anew what another one had made, whose memory the C library kept."""
+    engine = TorchEngine(
+        model := llama(0, hidden_size=512, intermediate_size=2048, num_hidden_layers=8), rows=1, positions=32
+    )
+    tensors = {name: torch.zeros(each.shape) for name, each in model.state_dict().items()}
+    before = resident()
+    await engine.load_weights(Weights(version=1, tensors=tensors))
+    assert resident() - before < 2**24
+    await engine.close()
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "as on a GPU"])

@@ -4,6 +4,7 @@ weights: test_torch_forward.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from weakref import ref
 
 import pytest
 
@@ -54,3 +55,15 @@ def test_large_matrices_in_fp32_are_packed_and_all_are_held_once(
     assert packs(one.weight) == packed
     Product(one)
     assert one.weight.is_meta == packed and one.weight.shape == (out, width)
+
+
+def test_new_weights_of_a_packed_matrix_are_not_copied_and_the_old_ones_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    product, new = Product(layer(512, 512, torch.float32)), torch.zeros(512, 512)
+    old, held = ref(product.weight), []
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_reorder_linear_weight", lambda given, rows: held.append((given.data_ptr(), old()))
+    )
+    product.renew([new])
+    assert held == [(new.data_ptr(), None)]

@@ -78,7 +78,7 @@ def settings(folder: Path, stub: Path | None = None, **changes: Any) -> VllmSett
 
 
 def worker_of(log: Path) -> int:
-    return int(log.read_text().split("worker ")[1].split()[0])
+    return int(log.read_text().split("worker ")[-1].split()[0])
 
 
 def is_there(file: Path) -> bool:
@@ -155,8 +155,13 @@ async def test_a_server_sees_the_gpus_that_it_was_given_whatever_the_user_had_se
 async def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path: Path, stub: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
-    with pytest.raises(EngineUnavailable, match=r"(?s)ended with exit code 1 .*vllm.log says\n.*factor.*no such model"):
-        await VllmServer.start(settings(broken, stub))
+    asked = settings(broken, stub)
+    asked.log.write_text(earlier := "ValueError: why it ended while it served\n")
+    with pytest.raises(
+        EngineUnavailable, match=r"(?s)ended with exit code 1 .*vllm.log says\n.*factor.*no such model"
+    ) as told:
+        await VllmServer.start(asked)
+    assert earlier not in str(told.value) and asked.log.read_text().startswith(earlier)
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,7 @@ def plan(
     length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean length of a response, by its cap.")] = 0.4,
     bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak bandwidth, in decoding.")] = 0.6,
     learning_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak operations, in learning.")] = 0.45,
-<<<<<<< HEAD
-    tool_calls: Annotated[float, typer.Option(min=0, help="Calls in an attempt.")] = 2.7,
-=======
-    tool_calls: Annotated[float, typer.Option(min=0, max=10**6, help="Per attempt.")] = 2.7,
->>>>>>> untb60
+    tool_calls: Annotated[float, typer.Option(min=0, max=10**6, help="Calls in an attempt.")] = 2.7,
     placement: Annotated[
         bool, typer.Option("--placement", help="Print only which process takes which GPU, and its memory by kind.")
     ] = False,
