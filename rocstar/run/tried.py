@@ -1,5 +1,5 @@
-"""The result of learning from a run's step (`replay.py`), or another trainer's (`dumps.py`), under one set of settings,
-and which tokens carry its gradient."""
+"""The result of learning from a run's step (`replay.py`) under one set of settings, and which tokens carry its
+gradient."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,15 +20,14 @@ if TYPE_CHECKING:
 
 SHOWN = 48  # characters before a token
 COLUMNS = (
-    "gradient: its norm{}; clipped: share of tokens at a bound; attempts: learnt from; tokens: of theirs, those with a "
-    "gradient; of forks: share of the gradient that the fifth of the tokens with the highest entropy carries"
+    "gradient: its norm, as applied; clipped: share of tokens at a bound; attempts: learnt from; tokens: of theirs, "
+    "those with a gradient; of forks: share of the gradient that the fifth of the tokens with the highest entropy "
+    "carries"
 )
 
 
 def replay(
-    name: Annotated[
-        str, typer.Argument(metavar="RUN", help="Name, path or `last`; with --model a file or folder of TRL or verl.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name, path or `last`.")],
     settings: Annotated[
         list[str] | None,
         typer.Argument(
@@ -41,13 +39,6 @@ def replay(
     bundle: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write what it needs, for another machine, and stop.")
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The model that TRL's or verl's rollouts were written with.")
-    ] = None,
-    reference: Annotated[Path | None, typer.Option(metavar="FOLDER", help="With --model: that of the KL term.")] = None,
-    log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --model: trainer_state.json, or verl's metrics.")
-    ] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -55,16 +46,6 @@ def replay(
 
     Example: rocstar replay last --step 115 learning.loss=gspo,cispo"""
     need("train")
-    if model is not None:
-        if bundle is not None:
-            raise ConfigError("--bundle is of a run; leave it out with --model")
-        from rocstar.run.dumps import learnt, read_dump
-
-        dump = read_dump(Path(name), model, step=step, log=log)
-        _tell_dumped(learnt(dump, model, _variants(settings or []) or [()], reference), as_json=as_json)
-        return
-    if reference or log:
-        raise ConfigError("--reference and --log are for rollouts of TRL or verl; give --model, which wrote them")
     if step is None and (settings or bundle):
         what = "--bundle" if bundle else f"{settings[0] if settings else ''!r}"
         raise ConfigError(f"{what} is of one step; say which with --step N")
@@ -88,22 +69,6 @@ def replay(
     if other := [one["step"] for one in result["steps"] if one["differs"]]:
         of = f"{len(other)} of {len(result['steps'])} steps"
         stop(FAILED, f"{of} came out otherwise, the first of them step {other[0]}")
-
-
-def _tell_dumped(result: Mapping[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        print(f"step {result['step']} of {result['trainer']}, {result['tried'][0]['attempts']} attempts")
-        for name, value in result["again"].items():
-            logged, difference = (result[what].get(name, math.nan) for what in ("logged", "difference"))
-            beside = f"logged {logged:.8g}, difference {difference:.1e}"
-            print(f"{name:9} {value:.8g}, {beside if name in result['logged'] else 'not in the log, so not compared'}")
-        heaviest = _heaviest(result["tokens"], "under the first settings")
-        print("\n".join([*result["notes"], *_table(result["tried"], " before clipping"), *heaviest]))
-    if result["differs"]:
-        other = (f"{name} by {result['difference'][name]:.1e}" for name in result["differs"])
-        stop(FAILED, f"step {result['step']} came out otherwise than {result['trainer']} logged it: {', '.join(other)}")
 
 
 def _variants(settings: Sequence[str]) -> list[tuple[str, ...]]:
@@ -132,9 +97,9 @@ def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_js
                         weights = ", weights as in its checkpoint" if step["weights"] else ""
                         print(f"step {number}: to the bit as recorded, {step['metrics']} metrics among it{weights}")
     if not as_json:
-        same, heaviest = sum(not one["differs"] for one in found["steps"]), _heaviest(found["tokens"], "as the run did")
+        same, heaviest = sum(not one["differs"] for one in found["steps"]), _heaviest(found["tokens"])
         lines = [f"{same} of {len(found['steps'])} steps to the bit as recorded"] if len(found["steps"]) > 1 else []
-        print("\n".join([*lines, *_table(found["tried"], ", as applied"), *heaviest]))
+        print("\n".join([*lines, *_table(found["tried"]), *heaviest]))
     return found
 
 
@@ -150,12 +115,12 @@ def _tried(replay: Replay, step: int) -> dict[str, Any]:
     return {"tried": plain, "tokens": own.heaviest(replay.policy.codec.decode)}
 
 
-def _table(tried: Sequence[Mapping[str, Any]], norm: str) -> list[str]:
+def _table(tried: Sequence[Mapping[str, Any]]) -> list[str]:
     if not tried:
         return []
     width = max(len(one["settings"]) for one in tried)
     head = f"{'':{width}}     loss  gradient  cosine  clipped  attempts  tokens  of forks"
-    return ["", head, *(f"{one['settings']:{width}} {_figures(one)}" for one in tried), COLUMNS.format(norm)]
+    return ["", head, *(f"{one['settings']:{width}} {_figures(one)}" for one in tried), COLUMNS]
 
 
 def _figures(one: Mapping[str, Any]) -> str:
@@ -171,9 +136,9 @@ def _figures(one: Mapping[str, Any]) -> str:
     return " ".join("-".rjust(int(form[0])) if value is None else format(value, form) for value, form in numbers)
 
 
-def _heaviest(tokens: Sequence[Mapping[str, Any]], settings: str) -> list[str]:
+def _heaviest(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
-        *(["", f"tokens that carry most of the gradient, {settings}:"] if tokens else []),
+        *(["", "tokens that carry most of the gradient, as the run did:"] if tokens else []),
         *(
             f"{one['share']:7.2%}  {one['problem_id'][:8]} #{one['index']:<3} advantage {one['advantage']:+.2f}, "
             f"probability {one['probability']:.3f}: {one['before'][-SHOWN:]!r} {one['token']!r}"
