@@ -584,8 +584,6 @@ class Update:
     attempts_masked (share of tokens whose attempt does not count)."""
     rows: tuple[BatchRow, ...]
     """The batch's rows, scored."""
-    carried: Sequence[Sequence[float]] = ()
-    """[N][T] norm of the gradient at each token's last hidden state, where it was traced."""
 
 
 # -- Demonstrations, before and after tokenization.

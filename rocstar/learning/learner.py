@@ -9,7 +9,7 @@ only change which tokens can be sampled."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +25,10 @@ from rocstar.learning.methods import CHOICES, counts_by_attempt, importance_weig
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch
 from rocstar.learning.policy import Policy, load_state, save_state, trained
-from rocstar.learning.ranks import full, local, together
+from rocstar.learning.ranks import local, together
 from rocstar.learning.update import SCORED, MicroLoss, Updater
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, Update
-
-Gradient = Mapping[str, torch.Tensor]
-"""By parameter; what is missing is 0."""
 
 
 class GrpoLearner(Updater):
@@ -69,10 +66,10 @@ class GrpoLearner(Updater):
         self._policy.learnt = 0.0, (updates + SCORED * scored) * sum(len(row.token_ids) for row in rows)
 
     @together
-    def update(self, batch: Batch, *, traced: bool = False) -> Update:
+    def update(self, batch: Batch) -> Update:
         """Exactly one optimizer update over all rows. A row that was not scored uses this pass's logprobs as its old
-        ones, so its ratio is 1. traced: return each token's share of the gradient. Raises ContractBroken for a batch
-        without policy tokens, RunHalted when several gradients in a row are not finite."""
+        ones, so its ratio is 1. Raises ContractBroken for a batch without policy tokens, RunHalted when several
+        gradients in a row are not finite."""
         rows, section = batch.rows, self._section
         if not batch.num_loss_tokens:
             raise ContractBroken("a learner's batch needs at least one policy token")
@@ -91,16 +88,10 @@ class GrpoLearner(Updater):
                 rows = _scored(rows, *self.numbers(ids, counted))
             chosen = choose(rows, section)
         loss = self._loss(rows, reference, _by_row(chosen, rows), sums)
-        found, metrics = self._update(ids, counted, loss, sums, traced=traced)
-        logprobs, entropies, *carried = self._collected(ids, found)
+        found, metrics = self._update(ids, counted, loss, sums)
+        logprobs, entropies = self._collected(ids, found)
         metrics["tokens"] = float(sum(map(len, ids)))
-        return Update(metrics=metrics, rows=_scored(rows, logprobs, entropies), carried=carried[0] if traced else ())
-
-    @together
-    def gradient(self) -> Gradient:
-        """The last update's gradient, clipped, as fp32 on the CPU, by parameter; empty if that update was skipped."""
-        there = ((name, one.grad) for name, one in trained(self._policy.model) if one.grad is not None)
-        return {name: full(grad).float().cpu().clone() for name, grad in there}
+        return Update(metrics=metrics, rows=_scored(rows, logprobs, entropies))
 
     @together
     def refresh_reference(self) -> None:

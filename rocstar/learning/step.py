@@ -16,8 +16,6 @@ from rocstar.learning.policy import Policy
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.types import BatchRow, Group, Resampled, Update, seed_for
 
-Seen = Callable[[Update], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedStep:
@@ -62,18 +60,16 @@ def learn_step(
     seed: int,
     step: int,
     folders: Sequence[Path | str],
-    seen: Seen | None = None,
 ) -> LearnedStep:
-    """Resample, score, update. seed: of the run; step: of the run, from 1. seen: called with each update before the
-    next begins, with each token's share of its gradient."""
+    """Resample, score, update. seed: of the run; step: of the run, from 1."""
     chosen = list(map(choice_of_step(stage, seed, step, folders), groups))
     batch_rows = rows_of(chosen, advantage_of(stage.learning, folders), over_batch=stage.learning.over_batch)
-    updates, rows = learn_rows(stage.learning, learner, batch_rows, seed_for(seed, "step", step), seen)
+    updates, rows = learn_rows(stage.learning, learner, batch_rows, seed_for(seed, "step", step))
     return LearnedStep(chosen=chosen, updates=updates, rows=rows)
 
 
 def learn_rows(
-    settings: LearningSection, learner: GrpoLearner, rows: Sequence[BatchRow], seed: int, seen: Seen | None = None
+    settings: LearningSection, learner: GrpoLearner, rows: Sequence[BatchRow], seed: int
 ) -> tuple[list[Update], list[BatchRow]]:
     """Score and update: returns the updates, and all rows, scored. seed: of the shuffle before rows are split."""
     batches = split(rows, settings.updates_per_step, seed)
@@ -88,7 +84,5 @@ def learn_rows(
     updates = []
     for batch in batches * settings.epochs:
         learnt_from = top_entropy(batch, settings.top_entropy_share) if narrow else batch
-        updates.append(learner.update(learnt_from, traced=seen is not None))
-        if seen:
-            seen(updates[-1])
+        updates.append(learner.update(learnt_from))
     return updates, [row for part in (batches if several or narrow else updates) for row in part.rows]

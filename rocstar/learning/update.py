@@ -103,12 +103,10 @@ class Updater:
         counted: Sequence[Sequence[bool]],
         loss_of: MicroLoss,
         sums: dict[str, torch.Tensor],
-        *,
-        traced: bool = False,
     ) -> tuple[Found, dict[str, float]]:
         """Losses add what they report to `sums`, which must hold `loss`; metrics are these, summed, and grad_norm,
         learning_rate and skipped (1: the gradient was not finite and weights were left unchanged). `Found` holds
-        logprobs and entropies; traced: also the norm of each token's gradient at its hidden state.
+        logprobs and entropies.
 
         Raises RunHalted after MOST_SKIPPED skipped updates in a row."""
         self._policy.without_dropout()
@@ -117,10 +115,7 @@ class Updater:
         found: Found = []
         with self._policy.head(self._temperature) as head:
             for micro in self._counted(ids, self._pack(ids, counted)):
-                numbers, gradient_KD = self._backward(head, micro, loss_of)
-                if traced:
-                    numbers = torch.cat((numbers, gradient_KD.float().norm(dim=1)[None]))
-                found.append((micro, numbers))
+                found.append((micro, self._backward(head, micro, loss_of)))
         metrics = self.ranks.sum(sums)
         return found, {**metrics, **self._step(metrics["loss"])}
 
@@ -162,7 +157,7 @@ class Updater:
                     kind[i][t] = value
         return rows
 
-    def _backward(self, head: Head, micro: MicroBatch, loss_of: MicroLoss) -> tuple[torch.Tensor, torch.Tensor]:
+    def _backward(self, head: Head, micro: MicroBatch, loss_of: MicroLoss) -> torch.Tensor:
         with self._policy.autocast():
             hidden = hidden_states(self._policy.model, micro)
             predictors = hidden.detach()[micro.places_K]
@@ -170,7 +165,7 @@ class Updater:
             numbers, gradient_KD = backward_tokens(head, predictors, micro.targets_K, loss)
         gradient = torch.zeros_like(hidden).index_copy_(0, micro.places_K, gradient_KD)
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
-        return numbers, gradient_KD
+        return numbers
 
     def _step(self, loss: float) -> dict[str, float]:
         parameters = [p for p in self._policy.parameters if p.grad is not None]

@@ -53,7 +53,6 @@ class RunFolder:
         self.rollouts = self.path / "rollouts"
         self.evals = self.path / "evals"
         self.checkpoints = self.path / "checkpoints"
-        self.replays = self.path / "replays"
         self.calls = self.path / "calls"
         self.resolved = self.path / "config.resolved.json"
         """The settings in force; resume reads these."""
@@ -164,14 +163,6 @@ class RunFolder:
         """The file of finished model calls in a step that no checkpoint holds yet."""
         return self.calls / f"{step_name(step)}.jsonl"
 
-    def replay(self, step: int | None) -> Path:
-        """The file of `rocstar replay` results of a step under other settings; None: of all RL steps, unchanged."""
-        return self.replays / f"{'steps' if step is None else step_name(step)}.json"
-
-    def replayed_steps(self) -> list[int]:
-        """Steps replayed under other settings, ascending."""
-        return sorted(map(step_of, self.replays.glob("step=[0-9]*.json")))
-
     def pool(self, stage: str) -> Path:
         """The file of results on the problems that a stage chose from."""
         return self.path / "pools" / f"{stage}.json"
@@ -236,13 +227,12 @@ class RunFolder:
         return locked(self.path, f"run {self.name}")
 
     def rewind(self, step: int) -> None:
-        """Delete the records after `step`, which resuming makes again: metrics, rollouts, evaluations, replays,
-        summary; and unfinished writes. Only for the holder of the lock."""
+        """Delete the records after `step`, which resuming makes again: metrics, rollouts, evaluations, summary; and
+        unfinished writes. Only for the holder of the lock."""
         with Journal(self.metrics) as metrics:
             metrics.truncate_after(step)
         self.summary.unlink(missing_ok=True)
-        self.replay(None).unlink(missing_ok=True)
-        for file in (*self.rollouts.glob("step=[0-9]*.parquet"), *self.replays.glob("step=[0-9]*.json")):
+        for file in self.rollouts.glob("step=[0-9]*.parquet"):
             if step_of(file) > step:
                 file.unlink()
         for folder in self.evals.glob("*/step=[0-9]*"):
