@@ -270,8 +270,6 @@ class PolicyTokens:
     """Equal for all tokens of an attempt, unless `learning.advantage` is of turns or tokens."""
     attempts: torch.Tensor
     """int64: which attempt (of an agent, which conversation) a token belongs to, from 0; its tokens are adjacent."""
-    chosen: torch.Tensor
-    """bool: whether it is one of those that clip_cov or kl_cov choose among all of the update; else false."""
 
 
 class PolicyLoss(Protocol):
@@ -280,7 +278,7 @@ class PolicyLoss(Protocol):
     Promise: pure; a token's loss depends only on its own numbers, because an update's tokens come in chunks; or, for a
     function whose `whole_attempts` is true, on those of its attempt, which then comes in one piece, at the cost of a
     second pass through the head; the gradient raises the probability of tokens with a positive advantage, lowers none
-    of those (except `chosen` ones), and is finite."""
+    of those, and is finite."""
 
     def __call__(self, tokens: PolicyTokens, settings: LearningSection, /) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss of each token [T], whether a bound removed its gradient [T] bool, which `clip_share` counts)."""

@@ -346,7 +346,7 @@ class RolloutSection(StageRolloutSection):
 
 
 ResampleMethod = Literal["roc", "roc_release", "uniform", "all"]
-LossName = Literal["grpo", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "kl_cov", "sapo"]
+LossName = Literal["grpo", "cispo", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "sapo"]
 AdvantageName = Literal["grpo", "gtpo", "otb", "rloo"]
 VerifierName = Literal["boxed", "boxed_strict", "boxed_text", "tool_output"]
 
@@ -435,14 +435,6 @@ class LearningSection(Section):
     """For sapo: how steeply the weight of a token of a right attempt falls as its ratio leaves 1."""
     gate_wrong: float = Field(default=1.05, gt=0)
     """For sapo: the same for a wrong attempt."""
-    covariance_share: float = Field(default=2e-4, gt=0, le=1)
-    """For clip_cov and kl_cov: share of an update's tokens that are chosen, at least one."""
-    covariance_low: float = 1.0
-    """For clip_cov: tokens are chosen among those whose covariance of log-probability and advantage is above this."""
-    covariance_high: float = 5.0
-    """For clip_cov: and below this."""
-    covariance_kl: float = Field(default=1.0, ge=0)
-    """For kl_cov: weight of the absolute logarithm of a chosen token's probability ratio."""
     loss_mean: Literal["tokens", "questions", "attempts"] = "tokens"
     """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
     (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
@@ -487,8 +479,7 @@ class LearningSection(Section):
     @property
     def scores_first(self) -> bool:
         """Whether rows go through the model once more before they are learnt from."""
-        chosen = self.top_entropy_share < 1 or self.loss in ("clip_cov", "kl_cov")
-        return self.updates_of_step > 1 or chosen or self.advantage == "otb"
+        return self.updates_of_step > 1 or self.top_entropy_share < 1 or self.advantage == "otb"
 
     @property
     def updates_of_step(self) -> int:
@@ -540,11 +531,6 @@ class LearningSection(Section):
             yield (
                 f'learning.loss "gmpo" has one advantage for all tokens of an attempt, learning.advantage '
                 f'"{self.advantage}" one for each; change one of them'
-            )
-        if self.covariance_low >= self.covariance_high:
-            yield (
-                f"learning.covariance_low {self.covariance_low:g} leaves no token below learning.covariance_high "
-                f"{self.covariance_high:g}; lower it or raise the other"
             )
         if 0 < self.dual_clip <= 1:
             yield (

@@ -8,7 +8,6 @@ only change which tokens can be sampled."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +20,7 @@ from rocstar.config.sections import LearningSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.advantages import loss_weights
 from rocstar.learning.head import ChunkLoss
-from rocstar.learning.methods import CHOICES, counts_by_attempt, importance_weights, kl_to_reference, loss_of
+from rocstar.learning.methods import counts_by_attempt, importance_weights, kl_to_reference, loss_of
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch
 from rocstar.learning.policy import Policy, load_state, save_state, trained
@@ -82,13 +81,7 @@ class GrpoLearner(Updater):
         names += ["attempts_masked"] if section.masks_attempts else []
         names += ["importance_weight", "importance_capped"] if section.importance_cap else []
         sums = {name: torch.zeros((), device=self._policy.device) for name in names}
-        chosen: Sequence[int] = ()
-        if choose := CHOICES.get(section.loss):
-            if not all(row.old_logprobs for row in rows):
-                rows = _scored(rows, *self.numbers(ids, counted))
-            chosen = choose(rows, section)
-        loss = self._loss(rows, reference, _by_row(chosen, rows), sums)
-        found, metrics = self._update(ids, counted, loss, sums)
+        found, metrics = self._update(ids, counted, self._loss(rows, reference, sums), sums)
         logprobs, entropies = self._collected(ids, found)
         metrics["tokens"] = float(sum(map(len, ids)))
         return Update(metrics=metrics, rows=_scored(rows, logprobs, entropies))
@@ -119,7 +112,6 @@ class GrpoLearner(Updater):
         self,
         rows: Sequence[BatchRow],
         reference: list[list[float]] | None,
-        chosen: list[list[bool]],
         sums: dict[str, torch.Tensor],
     ) -> MicroLoss:
         """Loss of an update's micro-batches over all its tokens, each times its row's weight; adds to `sums`."""
@@ -133,7 +125,6 @@ class GrpoLearner(Updater):
             sampled_K = micro.pick([row.sampled_logprobs for row in rows])
             advantages_K = micro.pick([row.token_advantages for row in rows])
             attempts_K = micro.per_token(range(len(rows))).long()
-            chosen_K = micro.pick(chosen).bool()
             weights_K = micro.per_token(weights)
             reference_K = None if reference is None else micro.pick(reference)
 
@@ -148,7 +139,6 @@ class GrpoLearner(Updater):
                     sampled_logprobs=sampled_K[scope],
                     advantages=advantages_K[scope],
                     attempts=attempts_K[scope],
-                    chosen=chosen_K[scope],
                 )
                 losses_S, bounded_S = self._loss_of_tokens(some)
                 weights_S, weights_C = weights_K[scope], weights_K[chunk]
@@ -211,12 +201,6 @@ class Reference:
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return ((local(parameter), local(self.weights[name])) for name, parameter in trained(self._model))
-
-
-def _by_row(places: Sequence[int], rows: Sequence[BatchRow]) -> list[list[bool]]:
-    """[N][T] whether a token is among `places`, indices into the loss tokens of all rows."""
-    number, among = itertools.count(), set(places)
-    return [[mine and next(number) in among for mine in row.loss_mask] for row in rows]
 
 
 def _scored(

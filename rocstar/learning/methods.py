@@ -4,11 +4,10 @@ and tokens (those of attempts are in `advantages.py`). A loss returns one number
 and adds the other terms.
 
 r is a token's probability ratio, current over old; A its advantage. If a step has one update, every r is 1 and all
-losses except `sapo` and `clip_cov` have the gradient of `gpg`; they differ on tokens whose probability has changed."""
+losses except `sapo` have the gradient of `gpg`; they differ on tokens whose probability has changed."""
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from rocstar.errors import ConfigError
 from rocstar.learning.advantages import advantages
 from rocstar.protocols import PolicyLoss, PolicyTokens
 from rocstar.support.plugins import is_reference, named, own_code
-from rocstar.types import Batch, BatchRow, seed_for
+from rocstar.types import Batch, BatchRow
 
 MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
 DPPO_CAP = 20.0  # of the ratio in DPPO, which bounds the divergence instead (its section 5.4)
@@ -124,53 +123,8 @@ def gmpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
 gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
 
 
-# -- of tokens chosen among those of the whole update (arXiv 2505.22617) -----------------------------------------------
-
-
-def covariances(rows: Sequence[BatchRow]) -> torch.Tensor:
-    """[K] for each token of an update: (log p - its mean) (A - its mean). Ours: p is that at the step's beginning, so
-    the choice does not depend on packing; verl uses the current p, equal in the first update."""
-    own = [value for row in rows for value in compress(row.old_logprobs, row.loss_mask)]
-    logprobs = torch.tensor(own, dtype=torch.double)
-    others = [value for row in rows for value in compress(row.token_advantages, row.loss_mask)]
-    advantages_K = torch.tensor(others, dtype=torch.double)
-    return (logprobs - logprobs.mean()) * (advantages_K - advantages_K.mean())
-
-
-def some_in_band(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
-    """Drawn uniformly among tokens whose covariance lies between the bounds; seeded by the first row, so that a
-    repeated step draws the same tokens, even in a run older than `RowOrigin`."""
-    values, first = covariances(rows), "/".join(map(str, rows[0].origin)).removesuffix("/0")
-    band = ((values > settings.covariance_low) & (values < settings.covariance_high)).nonzero()[:, 0].tolist()
-    rng = random.Random(seed_for("clip_cov", first, *rows[0].token_ids))
-    return rng.sample(band, min(len(band), max(1, int(settings.covariance_share * len(values)))))
-
-
-def highest(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
-    """The tokens of highest covariance."""
-    values = covariances(rows)
-    places: list[int] = values.topk(max(1, int(settings.covariance_share * len(values)))).indices.tolist()
-    return places
-
-
-def clip_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """GRPO's loss without dual_clip; chosen tokens have no gradient, the others are clipped, as in verl's code."""
-    losses, bounded = clipped(log_ratios(tokens).exp(), tokens, settings)
-    return losses.masked_fill(tokens.chosen, 0.0), bounded | tokens.chosen
-
-
-def kl_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """- r A, plus covariance_kl |log r| for chosen tokens."""
-    moved = log_ratios(tokens)
-    losses = -moved.exp() * tokens.advantages + settings.covariance_kl * moved.abs() * tokens.chosen
-    return losses, torch.zeros_like(tokens.chosen)
-
-
-Choice = Callable[[Sequence[BatchRow], LearningSection], list[int]]
-"""An update's scored rows -> indices, over all its tokens, where `PolicyTokens.chosen` is true."""
-CHOICES: Mapping[str, Choice] = {"clip_cov": some_in_band, "kl_cov": highest}
 LOSSES: Mapping[str, PolicyLoss] = {
-    each.__name__: each for each in (grpo, cispo, clip_cov, dppo_kl, dppo_tv, gmpo, gpg, gspo, kl_cov, sapo)
+    each.__name__: each for each in (grpo, cispo, dppo_kl, dppo_tv, gmpo, gpg, gspo, sapo)
 }
 """By their names in a recipe; tests/contracts/test_loss.py runs over them."""
 
@@ -208,7 +162,7 @@ def loss_of(
         return losses, bounded
 
     logprobs, places = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.arange(3)
-    others = {"advantages": 1.0 - places, "attempts": places, "chosen": places > 2}
+    others = {"advantages": 1.0 - places, "attempts": places}
     others |= {name: logprobs.detach().clone() for name in ("old_logprobs", "sampled_logprobs")}
     losses, _ = checked(PolicyTokens(logprobs=logprobs, **others))
     with own_code(f"{setting} has no gradient by logprobs", found):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
-from verl.workers.config import ActorConfig, PolicyLossConfig
+from verl.workers.config import ActorConfig
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import ADVANTAGES
@@ -25,8 +25,6 @@ OURS = {"grpo": "vanilla", "gmpo": "geo_mean"}
 """Names that differ."""
 BY_ATTEMPT = {"gspo", "sapo", "gmpo"}
 """Where verl takes the mean over attempts, by itself or by its advice."""
-SHARES = {"kl_cov": 0.2}
-"""Of tokens that are chosen; clip_cov, which draws, takes all there are."""
 AS_THEY_ARE: Mapping[str, tuple[float, float]] = {"gspo": (3e-2, 4e-2)}
 """clip_low and clip_high, where others than ours make sense."""
 
@@ -42,10 +40,7 @@ def test_loss_and_gradient_are_those_of_verl(name: str, spread: float) -> None:
     loss, _ = theirs(old, logprobs, advantages, mask, loss_agg_mode=mean, config=config)
     (expected,) = torch.autograd.grad(loss, logprobs)
 
-    settings = LearningSection(
-        loss=name, clip_low=low, clip_high=high, dual_clip=3.0,
-        covariance_share=SHARES.get(name, 1.0), covariance_low=0.1, covariance_high=2.0, covariance_kl=0.7,
-    )  # fmt: skip
+    settings = LearningSection(loss=name, clip_low=low, clip_high=high, dual_clip=3.0)
     found = ours(settings, "attempts" if name in BY_ATTEMPT else "tokens", rows)
     compare(name, f"verl {OURS.get(name, name)}", found, (loss.item(), expected))
 
@@ -110,7 +105,4 @@ def actor(low: float, high: float, cap: float) -> Any:
     return ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, ppo_mini_batch_size=1,
         clip_ratio=low, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=cap, tau_pos=1.0, tau_neg=1.05,
-        policy_loss=PolicyLossConfig(
-            clip_cov_ratio=1.0, clip_cov_lb=0.1, clip_cov_ub=2.0, kl_cov_ratio=SHARES["kl_cov"], ppo_kl_coef=0.7
-        ),
     )  # fmt: skip

@@ -216,7 +216,7 @@ def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:
     assert few.stages[0].rollout_seconds > 2 * whole.stages[0].rollout_seconds
     reference = plan("7b-8gpu.toml", "h100", 8, *SMALL, "learning.kl_coefficient=0.1").stages[0]
     assert reference.learning_seconds == pytest.approx(5 / 4 * whole.stages[0].learning_seconds)
-    scored = plan("7b-8gpu.toml", "h100", 8, *SMALL, "learning.loss=kl_cov").stages[0]
+    scored = plan("7b-8gpu.toml", "h100", 8, *SMALL, "learning.top_entropy_share=0.2").stages[0]
     assert scored.learning_seconds == pytest.approx(reference.learning_seconds)
     twice = plan("7b-8gpu.toml", "h100", 8, *SMALL, "learning.loss=gspo").stages[0]  # 8% of a forward pass, once more
     assert 1.01 < twice.learning_seconds / whole.stages[0].learning_seconds < 1.02

@@ -206,9 +206,9 @@ def test_sft_with_muon_on_sharded_matrices_follows_sft_on_one_rank(ranks: Ranks)
 
 
 def test_the_tokens_and_attempts_that_a_loss_leaves_out_are_those_that_one_rank_leaves_out(ranks: Ranks) -> None:
-    settings = {"loss": "clip_cov", "covariance_share": 0.2, "covariance_low": 0.001, "off_policy_kl": 4.5}
+    settings = {"importance_cap": 1.0, "importance_outside": "mask", "importance_floor": 0.011, "off_policy_kl": 4.5}
     whole = course(learner(ALONE, **settings), range(3))
-    assert all(metrics["clip_share"] > 0 for metrics in whole)
+    assert all(0 < metrics["importance_capped"] < 1 for metrics in whole)
     assert any(0 < metrics["attempts_masked"] < 1 for metrics in whole)
     assert close(course(learner(ranks, **settings), range(3)), whole)
 

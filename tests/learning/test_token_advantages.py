@@ -18,7 +18,7 @@ from rocstar.config.sections import LearningSection
 from rocstar.learning import head as head_module
 from rocstar.learning.advantages import advantage_of, advantages, split
 from rocstar.learning.head import Head, score_tokens
-from rocstar.learning.methods import TOKEN_ADVANTAGES, by_token, covariances
+from rocstar.learning.methods import TOKEN_ADVANTAGES, by_token
 from rocstar.types import Batch, BatchRow, RowOrigin
 from tests.learning import examples
 from tests.learning.test_learner import learner
@@ -118,11 +118,11 @@ def test_a_group_is_one_however_it_is_cut_into_updates() -> None:
     assert not any(a for a, mine in zip(whole[0].advantages, whole[0].loss_mask, strict=True) if not mine)
 
 
-@pytest.mark.parametrize(("name", "loss"), [("gtpo", "grpo"), ("gtpo", "gspo"), ("otb", "grpo"), ("otb", "kl_cov")])
+@pytest.mark.parametrize(("name", "loss"), [("gtpo", "grpo"), ("gtpo", "gspo"), ("otb", "grpo")])
 def test_each_token_is_learnt_from_with_its_own(name: str, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the step's first update all losses have the gradient of - A log p."""
     monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", 3 * examples.SHAPE.vocab_size)
-    mine = learner(advantage=name, loss=loss, max_grad_norm=1e9, tokens_per_microbatch=25, covariance_kl=0.0)
+    mine = learner(advantage=name, loss=loss, max_grad_norm=1e9, tokens_per_microbatch=25)
     (batch,) = by_token([Batch(rows=mine.score(rewarded()))], mine._section)
     assert len({value for value in batch.rows[0].advantages if value}) > 1
     metrics = mine.update(batch).metrics
@@ -135,9 +135,7 @@ def test_each_token_is_learnt_from_with_its_own(name: str, loss: str, monkeypatc
     examples.assert_gradients(mine._policy, model)
 
 
-def test_covariances_are_of_the_tokens_own_and_rewards_stand_for_advantages_until_tokens_are_scored() -> None:
-    row = replace(attempt(1.0, [2]), advantages=[0.0, 3.0, -1.0, 0.0, 0.0], old_logprobs=[0.0, -1.0, -2.0, 0.0, 0.0])
-    assert covariances([row]).tolist() == pytest.approx([1.0, 1.0])
+def test_rewards_stand_for_advantages_until_tokens_are_scored() -> None:
     assert advantage_of(LearningSection(advantage="gtpo"))([1.0, 0.0]) == (1.0, 0.0)
     assert [LearningSection(advantage=name).scores_first for name in ("grpo", "gtpo", "otb")] == [False, False, True]
 
