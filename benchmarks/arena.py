@@ -68,8 +68,6 @@ METHODS: Mapping[str, Sequence[str]] = {
     ],
     "RoC, DPPO": ["learning.loss=dppo_tv"],
     "RoC, 20% forks": ["learning.top_entropy_share=0.2"],
-    "RoC, GTPO": ["learning.advantage=gtpo"],
-    "RoC, OTB": ["learning.advantage=otb"],
     "RoC, refill": ["rollout.refill=2"],
 }
 NAMES = f"each one argument: {', '.join(map(repr, METHODS))}".replace("%", "%%")

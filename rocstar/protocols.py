@@ -267,7 +267,7 @@ class PolicyTokens:
     sampled_logprobs: torch.Tensor
     """The engine's, under the weights that wrote the token."""
     advantages: torch.Tensor
-    """Equal for all tokens of an attempt, unless `learning.advantage` is of turns or tokens."""
+    """Equal for all tokens of an attempt."""
     attempts: torch.Tensor
     """int64: which attempt (of an agent, which conversation) a token belongs to, from 0; its tokens are adjacent."""
 

@@ -543,23 +543,13 @@ class BatchRow:
     sampled_logprobs: Sequence[float]
     """[T] the engine's numbers."""
     advantage: float
-    """No unit; of every token of the row, unless it has `advantages`: then their mean."""
-    advantages: Sequence[float] = ()
-    """[T] of each token, 0 where the policy wrote nothing; empty if all have `advantage`."""
+    """No unit; of every token of the row."""
     old_logprobs: Sequence[float] = ()
     """[T] the learner's own numbers before the first update of the step, of the full softmax after temperature, 0 where
     the policy wrote nothing; filled in by `Learner.score`, or by `Learner.update` for a row that was not scored."""
     entropies: Sequence[float] = ()
     """[T] entropy of the same distribution, nats; filled in likewise."""
-    energies: Sequence[float] = ()
-    """[T] squared norm of the gradient of a token's log-probability by its logits; filled in by `Learner.score` where
-    `learning.advantage` asks for it."""
     origin: RowOrigin = FIRST
-
-    @property
-    def token_advantages(self) -> Sequence[float]:
-        """[T]."""
-        return self.advantages or (self.advantage,) * len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,7 +248,6 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
          ["unknown key stage.w.model; model holds for the whole run; set it in [model]"]),
         ("[model]\nlora_alpha=8\n", 2, ["model.lora_alpha is not read where model.lora_rank is 0"]),
         ("[learning]\nloss='sapo'\nclip_low=0.1\n", 3, ["learning.clip_low is not read where learning.loss is 'sapo'"]),
-        ("[learning]\nturn_discount=0.5\n", 2, ["turn_discount is not read where learning.advantage is 'grpo'"]),
         ("[run]\nsave_rollouts=false\n[data]\ndrop_solved_attempts=2\ndrop_solved_age=3\n[[stage]]\nname='w'\nkind='rl'\n"
          "steps=1\n", 5, ["data.drop_solved_age 3 counts recorded attempts and run.save_rollouts is false"]),
         ("[end]\nwindow=5\n", 2, ["end.window is not read where end.reward_gain is None"]),

@@ -474,14 +474,14 @@ def test_a_run_that_carries_attempts_over_is_killed_and_stopped_as_if_nothing_ha
 def test_a_run_that_replaces_groups_and_has_notebooks_is_killed_and_replayed_as_if_nothing_had_been(
     start: tuple[str, ...], plain: Path, tmp_path: Path
 ) -> None:
-    """With advantages of tokens in one stage and of turns in the other, each step replayed to the bit."""
-    kinds = ("stage.stage1.learning.advantage=otb", "stage.stage3.learning.advantage=gtpo")
+    """With another advantage in one stage, each step replayed to the bit."""
+    kinds = ("stage.stage1.learning.advantage=rloo",)
     short = ("evaluate.problems=0", "stage.stage1.steps=2", "stage.stage3.steps=2")
     given = ("tiny.toml", *start, *short, "rollout.refill=2", "sandbox.tools=notebook", *kinds)
     whole = workplace(tmp_path / "whole")
     ended = Command.start(whole, "train", *given).wait()
     assert ended.code == 0, ended.told
-    assert "at most 48 tokens, otb advantages, up to 2 rounds of further groups\n" in ended.told
+    assert "at most 48 tokens, rloo advantages, up to 2 rounds of further groups\n" in ended.told
     assert re.search(r"^stage1 step .* refilled \d ", ended.told, re.MULTILINE)
     made, rows = attempts(whole), [row for row in metrics(whole) if "refill/groups" in row]
     assert any(row["calls"] > row["failed_calls"] for row in made), "no cell of a notebook went well"

@@ -347,7 +347,7 @@ class RolloutSection(StageRolloutSection):
 
 ResampleMethod = Literal["roc", "roc_release", "uniform", "all"]
 LossName = Literal["grpo", "cispo", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "sapo"]
-AdvantageName = Literal["grpo", "gtpo", "otb", "rloo"]
+AdvantageName = Literal["grpo", "rloo"]
 VerifierName = Literal["boxed", "boxed_strict", "boxed_text", "tool_output"]
 
 
@@ -399,9 +399,7 @@ class LearningSection(Section):
     entropy_coefficient hold for each."""
     advantage: Annotated[AdvantageName | str, built_in_or_own(AdvantageName)] = "grpo"  # §2.2.1
     """The advantages of a group's kept attempts, from their rewards. grpo: reward minus mean (see normalize_by_std);
-    rloo: reward minus the mean of the others; gtpo: of each turn, as grpo among the turns' discounted returns (see
-    turn_discount); otb: of each token, reward minus the optimal token baseline; package.module:name: a function of your
-    own."""
+    rloo: reward minus the mean of the others; package.module:name: a function of your own."""
     optimizer: Literal["adamw"] = "adamw"  # §5.1
     """The optimizer."""
     learning_rate: Rate = 1e-6  # §5.1
@@ -462,10 +460,8 @@ class LearningSection(Section):
     """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
     has this switch too). 1: from all."""
     normalize_by_std: bool | Literal["batch"] = True
-    """For grpo and gtpo: divide advantages by the standard deviation of the group's rewards, or returns. batch, for
-    grpo: by that of the rewards of all attempts that the step keeps (arXiv 2508.08221)."""
-    turn_discount: float = Field(default=0.9, gt=0, le=1)
-    """For gtpo: what the return of a turn loses with each turn that follows it, as a factor. 1: nothing."""
+    """For grpo: divide advantages by the standard deviation of the group's rewards. batch: by that of the rewards of
+    all attempts that the step keeps (arXiv 2508.08221)."""
     kl_coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of the KL divergence from the policy at the start of the stage; 0 as in the paper."""
     entropy_coefficient: float = Field(default=0.0, ge=0, le=1e6)
@@ -479,7 +475,7 @@ class LearningSection(Section):
     @property
     def scores_first(self) -> bool:
         """Whether rows go through the model once more before they are learnt from."""
-        return self.updates_of_step > 1 or self.top_entropy_share < 1 or self.advantage == "otb"
+        return self.updates_of_step > 1 or self.top_entropy_share < 1
 
     @property
     def updates_of_step(self) -> int:
@@ -490,11 +486,6 @@ class LearningSection(Section):
     def over_batch(self) -> bool:
         """Whether advantages are divided by the deviation of the rewards of all groups of a step."""
         return self.normalize_by_std == "batch"
-
-    @property
-    def by_token(self) -> bool:
-        """Whether tokens of an attempt have advantages of their own."""
-        return self.advantage in ("gtpo", "otb")
 
     @property
     def takes_attempts(self) -> bool:
@@ -527,11 +518,6 @@ class LearningSection(Section):
             )
         if self.over_batch and self.advantage != "grpo":
             yield f'learning.normalize_by_std "batch" is for learning.advantage "grpo", not for "{self.advantage}"'
-        if self.by_token and self.loss == "gmpo":
-            yield (
-                f'learning.loss "gmpo" has one advantage for all tokens of an attempt, learning.advantage '
-                f'"{self.advantage}" one for each; change one of them'
-            )
         if 0 < self.dual_clip <= 1:
             yield (
                 f"learning.dual_clip {self.dual_clip:g} would keep wrong attempts from being learnt from at all, whose "
@@ -881,11 +867,6 @@ class Recipe(Section):
         for stage in self.rl_stages:
             if stage.rollout.carry_over:
                 yield f"rollout.carry_over sets attempts aside, and {setting} can't be; leave one of them out"
-            if stage.learning.by_token:
-                yield (
-                    f"learning.advantage {stage.learning.advantage!r} is of attempts with one conversation, and "
-                    f"{setting} may have several; take another"
-                )
 
     def copies(self, attempts: int, temperature: float) -> str | None:
         """Describes an evaluation whose attempts would be identical, or None; batches of vLLM round differently."""

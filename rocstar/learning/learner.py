@@ -52,12 +52,11 @@ class GrpoLearner(Updater):
 
     @together
     def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
-        """Fill in `old_logprobs` and `entropies` ([T], 0 where the policy wrote nothing) under the current weights, and
-        `energies` where advantages are computed from them.
+        """Fill in `old_logprobs` and `entropies` ([T], 0 where the policy wrote nothing) under the current weights.
 
         Needed only before the first of several updates; a single one scores its rows itself."""
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
-        return _scored(rows, *self.numbers(ids, counted, energies=self._section.advantage == "otb"))
+        return _scored(rows, *self.numbers(ids, counted))
 
     def expect(self, rows: Sequence[BatchRow], *, scored: bool) -> None:
         """Count the work of a step anew. scored: rows are scored before the first update."""
@@ -123,7 +122,7 @@ class GrpoLearner(Updater):
             fresh_K = micro.per_token([not row.old_logprobs for row in rows]).bool()
             old_K = micro.pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows])
             sampled_K = micro.pick([row.sampled_logprobs for row in rows])
-            advantages_K = micro.pick([row.token_advantages for row in rows])
+            advantages_K = micro.per_token([row.advantage for row in rows])
             attempts_K = micro.per_token(range(len(rows))).long()
             weights_K = micro.per_token(weights)
             reference_K = None if reference is None else micro.pick(reference)
@@ -207,11 +206,9 @@ def _scored(
     rows: Sequence[BatchRow],
     logprobs: Sequence[Sequence[float]],
     entropies: Sequence[Sequence[float]],
-    energies: Sequence[Sequence[float]] = (),
 ) -> tuple[BatchRow, ...]:
     """Rows with a pass's results; a row keeps the old logprobs that it already has."""
-    found = zip(rows, logprobs, entropies, energies or [row.energies for row in rows], strict=True)
     return tuple(
-        replace(row, old_logprobs=row.old_logprobs or own, entropies=row.entropies or entropy, energies=energy)
-        for row, own, entropy, energy in found
+        replace(row, old_logprobs=row.old_logprobs or own, entropies=row.entropies or entropy)
+        for row, own, entropy in zip(rows, logprobs, entropies, strict=True)
     )

@@ -1,29 +1,21 @@
 """Published policy losses over the same tokens (`protocols.PolicyLoss`), each as its paper defines it; importance
-weights for tokens that older weights or another engine wrote; the KL distance from a reference; and advantages of turns
-and tokens (those of attempts are in `advantages.py`). A loss returns one number per token; the learner takes the mean
-and adds the other terms.
+weights for tokens that older weights or another engine wrote; and the KL distance from a reference. A loss returns one
+number per token; the learner takes the mean and adds the other terms.
 
 r is a token's probability ratio, current over old; A its advantage. If a step has one update, every r is 1 and all
 losses except `sapo` have the gradient of `gpg`; they differ on tokens whose probability has changed."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import compress, groupby
 from pathlib import Path
-from statistics import fmean
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning.advantages import advantages
 from rocstar.protocols import PolicyLoss, PolicyTokens
 from rocstar.support.plugins import is_reference, named, own_code
-from rocstar.types import Batch, BatchRow
 
 MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
 DPPO_CAP = 20.0  # of the ratio in DPPO, which bounds the divergence instead (its section 5.4)
@@ -214,47 +206,3 @@ def kl_to_reference(logprobs_T: torch.Tensor, reference_T: torch.Tensor) -> torc
     Source: Schulman, "Approximating KL divergence" (k3); off by default, as in the paper."""
     difference = (reference_T - logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return difference.exp() - difference - 1
-
-
-# -- advantages of turns and tokens ------------------------------------------------------------------------------------
-
-
-def gtpo(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float]]:
-    """A turn's return is the reward times turn_discount for each later turn; its advantage is that of `grpo` over the
-    returns of all turns of the group (GTPO, arXiv 2511.14846, with the outcome reward only: no turn rewards, no
-    shaping)."""
-    turns = [[sum(run) for mine, run in groupby(row.loss_mask) if mine] or [0] for row in rows]
-    discounts = [[settings.turn_discount**later for later in reversed(range(len(some)))] for some in turns]
-    returns = [row.advantage * each for row, some in zip(rows, discounts, strict=True) for each in some]
-    found = iter(advantages(returns, bool(settings.normalize_by_std)))
-    return [[value for count, value in zip(some, found, strict=False) for _ in range(count)] for some in turns]
-
-
-def otb(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float]]:
-    """Reward minus the optimal token baseline (arXiv 2602.07078): at the t-th token of an attempt the mean reward of
-    all attempts of at least t tokens, weighted by the energies of their first t tokens; 0 if only one is that long, as
-    in verl."""
-    paths = [torch.tensor([*compress(row.energies, row.loss_mask)], dtype=torch.double).cumsum(0) for row in rows]
-    weights_TG, rewards_G = pad_sequence(paths), torch.tensor([row.advantage for row in rows], dtype=torch.double)
-    baseline = (weights_TG * rewards_G).sum(1) / (weights_TG.sum(1) + 1e-8)
-    baseline[sorted(map(len, paths))[-2] :] = 0
-    return [(row.advantage - baseline[: len(path)]).tolist() for row, path in zip(rows, paths, strict=True)]
-
-
-TokenAdvantages = Callable[[Sequence[BatchRow], LearningSection], list[list[float]]]
-"""Rows of a group's kept attempts, whose `advantage` is still the reward -> advantages of each row's policy tokens."""
-TOKEN_ADVANTAGES: Mapping[str, TokenAdvantages] = {"gtpo": gtpo, "otb": otb}
-
-
-def by_token(batches: Sequence[Batch], settings: LearningSection) -> list[Batch]:
-    """A step's batches, whose rows hold rewards as advantages, with the advantage of each token filled in."""
-    groups, found = defaultdict(list), {}
-    for row in (row for batch in batches for row in batch.rows):
-        groups[row.origin.group].append(row)
-    for rows in groups.values():
-        rows.sort(key=lambda row: row.origin)
-        for row, own in zip(rows, TOKEN_ADVANTAGES[settings.advantage](rows, settings), strict=True):
-            values = iter(own)
-            spread = [next(values) if mine else 0.0 for mine in row.loss_mask]
-            found[row.origin] = replace(row, advantages=spread, advantage=fmean(own or [0.0]), energies=())
-    return [replace(batch, rows=tuple(found[row.origin] for row in batch.rows)) for batch in batches]

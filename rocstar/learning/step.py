@@ -11,7 +11,6 @@ from pathlib import Path
 from rocstar.config.sections import LearningSection, RlStage, Stage
 from rocstar.learning.advantages import advantage_of, rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.methods import by_token
 from rocstar.learning.policy import Policy
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.types import BatchRow, Group, Resampled, Update, seed_for
@@ -75,14 +74,12 @@ def learn_rows(
     batches = split(rows, settings.updates_per_step, seed)
     narrow = settings.top_entropy_share < 1
     several = len(batches) * settings.epochs > 1
-    scored = several or narrow or settings.advantage == "otb"  # a single update takes its own pass's logprobs
+    scored = several or narrow  # a single update takes its own pass's logprobs
     learner.expect(rows, scored=scored)
     if scored:
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
-    if settings.by_token:
-        batches = by_token(batches, settings)
     updates = []
     for batch in batches * settings.epochs:
         learnt_from = top_entropy(batch, settings.top_entropy_share) if narrow else batch
         updates.append(learner.update(learnt_from))
-    return updates, [row for part in (batches if several or narrow else updates) for row in part.rows]
+    return updates, [row for part in (batches if scored else updates) for row in part.rows]

@@ -79,18 +79,15 @@ class Updater:
         self.updates, self._policy.version = counters.tolist()
 
     @torch.no_grad()
-    def numbers(
-        self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]], *, energies: bool = False
-    ) -> list[list[list[float]]]:
-        """Log-probabilities and entropies of all rows under the current weights, and energies on request: the numbers
-        of `score_tokens`, in the shape of `_collected`."""
+    def numbers(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[list[list[float]]]:
+        """Log-probabilities and entropies of all rows under the current weights, in the shape of `_collected`."""
         self._policy.model.eval()
         found: Found = []
         with self._policy.head(self._temperature) as head:
             for micro in self._counted(ids, self._pack(ids, counted), SCORED):
                 with self._policy.autocast():
                     hidden = hidden_states(self._policy.model, micro)
-                    numbers = score_tokens(head, hidden[micro.places_K], micro.targets_K, energies=energies)
+                    numbers = score_tokens(head, hidden[micro.places_K], micro.targets_K)
                 found.append((micro, numbers))
         reshard(self._policy.model)
         return self._collected(ids, found)

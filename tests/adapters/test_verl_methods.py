@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from verl.workers.config import ActorConfig
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import ADVANTAGES
-from rocstar.learning.methods import LOSSES, counts_by_attempt, importance_weights, otb
-from tests.adapters.tokens import compare, drawn, ours, row, tokens_of
+from rocstar.learning.methods import LOSSES, counts_by_attempt, importance_weights
+from tests.adapters.tokens import compare, drawn, ours, tokens_of
 
 OURS = {"grpo": "vanilla", "gmpo": "geo_mean"}
 """Names that differ."""
@@ -75,30 +74,6 @@ def test_advantages_are_those_of_verl(name: str) -> None:
     theirs, _ = estimator(rewards[:, None], torch.ones(len(rewards), 1), index=index, config=None)
     own = [value for group in groups for value in ADVANTAGES[name](group, LearningSection())]
     compare(f"advantage {name}", f"verl {name}", (0.0, torch.tensor(own, dtype=torch.double)), (0.0, theirs[:, 0]))
-
-
-@pytest.mark.parametrize("name", ["tir_optimal_token_baseline", "optimal_token_baseline"])
-def test_the_optimal_token_baseline_is_that_of_verl(name: str) -> None:
-    """verl's form for tools takes the n-th token that each attempt has written together, with replies between them."""
-    old, _, _, mask = drawn(8, 0.0)
-    replies = torch.arange(mask.shape[1]) % 5 == 3 if name.startswith("tir") else torch.zeros(mask.shape[1]).bool()
-    mask = mask * ~replies
-    squares = old.exp().square() + (1 - old.exp()).square() / 50
-    index, rewards = np.array([0, 0, 0, 1, 1, 1]), torch.tensor([1.0, 0.0, 1.0, 0.0, 0.25, 1.0], dtype=torch.double)
-    given = torch.zeros_like(old)
-    for place, each in enumerate(mask):
-        given[place, int(each.nonzero()[-1])] = rewards[place]
-    estimator: Any = core_algos.get_adv_estimator_fn(name)
-    theirs, _ = estimator(given, mask, index=index, old_log_probs=old, sum_pi_squared=squares)
-    energies = 1 - 2 * old.exp() + squares
-    rows = [
-        replace(
-            row(mask.shape[1], float(reward), logprobs.tolist()), loss_mask=each.bool().tolist(), energies=own.tolist()
-        )
-        for reward, logprobs, each, own in zip(rewards, old, mask, energies, strict=True)
-    ]
-    own = [a for group in (rows[:3], rows[3:]) for some in otb(group, LearningSection()) for a in some]
-    compare("advantage otb", f"verl {name}", (0.0, torch.tensor(own, dtype=torch.double)), (0.0, theirs[mask.bool()]))
 
 
 def actor(low: float, high: float, cap: float) -> Any:
