@@ -22,7 +22,6 @@ from rocstar.types import (
     ToolCall,
     ToolResult,
     Trajectory,
-    Turn,
     Weights,
 )
 
@@ -212,16 +211,6 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """Release the attempt's resources and end its processes."""
-        ...
-
-
-@runtime_checkable
-class ResumableEnvironment(Environment, Protocol):
-    """An environment for an attempt that was set aside."""
-
-    async def again(self, turns: Sequence[Turn]) -> None:
-        """Restore the state of the attempt's last environment after these turns, whose replies do not change. Raises
-        Unavailable."""
         ...
 
 

@@ -178,16 +178,6 @@ class Completion:
         return tuple(chain.from_iterable(repeat(span.version, span.tokens) for span in self.version_spans))
 
 
-def joined(begun: Completion, rest: Completion) -> Completion:
-    """A completion that was requested in two pieces."""
-    return Completion(
-        token_ids=begun.token_ids + rest.token_ids,
-        logprobs=begun.logprobs + rest.logprobs,
-        finish=rest.finish,
-        version_spans=spans_of(begun.versions + rest.versions),
-    )
-
-
 def without_tokens(finish: Finish) -> Completion:
     """A completion that ended before its first token."""
     return Completion(token_ids=(), logprobs=(), finish=finish)
@@ -290,7 +280,6 @@ class Stop(StrEnum):
     AGENT_FAILED = "agent_failed"  # a program or function of the user's (`rollout.agent`) ended with an error
     AGENT_TIMEOUT = "agent_timeout"  # it did not end in time
     ENVIRONMENT_FAILED = "environment_failed"  # a service failed; recorded, dropped by the resampler
-    SET_ASIDE = "set_aside"  # continues in this step or the next (`rollout.carry_over`); never recorded
 
 
 class Verdict(StrEnum):

@@ -391,20 +391,6 @@ def test_stale_tokens_are_weighed_unless_the_recipe_says_otherwise(folder: Path)
     assert "learning.importance_cap 0.5 would cap tokens" in complaint("parent.toml", "learning.importance_cap=0.5")
 
 
-def test_what_is_carried_over_is_weighed_and_what_could_not_be_repeated_is_refused(folder: Path) -> None:
-    recipe = load_recipe("parent.toml", ["rollout.carry_over=0.25"])
-    first = stage(recipe, "stage1")
-    assert (first.learning.importance_cap, first.rollout.stale_steps, recipe.stale_steps) == (2, 1, 0)
-    few = complaint("parent.toml", "rollout.carry_over=0.0001", "rollout.problems_per_step=2")
-    assert "attempts of a step is less than one" in few
-    both = complaint("parent.toml", "rollout.carry_over=0.25", "rollout.max_staleness_steps=1")
-    assert "repeats itself when a run is resumed, which rollout.max_staleness_steps 1 can't" in both
-    blamed = complaint("parent.toml", "rollout.carry_over=0.25", "rollout.max_staleness_steps=1", "rollout.refill=0")
-    assert blamed.startswith("override 'rollout.carry_over=0.25': ")
-    own = complaint("parent.toml", "rollout.carry_over=0.25", "rollout.environment=a:b")
-    assert "rollout.environment 'a:b' can't be brought to where an old one was" in own
-
-
 def test_a_pretrained_model_starts_from_the_papers_values(tmp_path: Path) -> None:
     """At d725079: 4e-4 without warm-up, Muon at 0.02, 256 characters of feedback, a checkpoint a minute, 512 rows."""
     (tmp_path / "mine.toml").write_text("[model]\npath = 'x'\n[[stage]]\nname = 'a'\nkind = 'rl'\nsteps = 1\n")

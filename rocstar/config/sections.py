@@ -258,37 +258,9 @@ class StageRolloutSection(Section):
     max_staleness_steps: int = Field(default=0, ge=0, le=1000)
     """Attempts of a step may begin while up to this many earlier steps are still to be learnt from, so a token is at
     most this many steps older than the weights that learn from it. 0: strictly on-policy (the paper)."""
-    carry_over: float = Field(default=0.0, ge=0, lt=1)
-    """Share of a step's attempts that may be completed in the next step instead of being waited for: the longest, with
-    their whole groups. The first and the last step of a stage wait for all. 0: every step does (the paper)."""
     refill: int = Field(default=0, ge=0)
     """Most rounds in which a step makes attempts at as many further problems as have taught nothing, such as those
     whose rewards are all alike (DAPO, arXiv 2503.14476). 0: none (the paper)."""
-
-    @property
-    def stale_steps(self) -> int:
-        """Most steps between the weights that write a token and those that learn from it."""
-        return max(self.max_staleness_steps, int(self.carry_over > 0))
-
-    def complaints(self) -> Iterator[str]:
-        attempts = self.problems_per_step * self.attempts_per_problem
-        if self.carry_over and self.carry_over * attempts < 1:
-            yield (
-                f"rollout.carry_over {self.carry_over:g} of the {attempts} attempts of a step is less than one; raise "
-                "it, or set it to 0"
-            )
-        if self.carry_over and self.max_staleness_steps:
-            yield (
-                f"rollout.carry_over {self.carry_over:g} repeats itself when a run is resumed, which "
-                f"rollout.max_staleness_steps {self.max_staleness_steps} can't, and attempts of later steps fill its "
-                "engines already; leave one of them out"
-            )
-
-        if self.carry_over and self.refill:
-            yield (
-                f"rollout.refill {self.refill} replaces groups once their rewards are known, which "
-                f"rollout.carry_over {self.carry_over:g} leaves to the next step; set one of them to 0"
-            )
 
     @property
     def has_tools(self) -> bool:
@@ -440,8 +412,7 @@ class LearningSection(Section):
     importance_cap: float | None = Field(default=None, ge=0, le=1e6)
     """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
     learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger; at
-    least 1. 0: no such factor. Unset: 2 with `rollout.max_staleness_steps` or
-    `rollout.carry_over`, else 0."""
+    least 1. 0: no such factor. Unset: 2 with `rollout.max_staleness_steps`, else 0."""
     importance_outside: Literal["cap", "mask"] = "cap"
     """What happens to a token whose ratio is above importance_cap. cap: it counts C times; mask: it does not count
     (masked importance sampling), nor does one below importance_floor (IcePop)."""
@@ -696,7 +667,7 @@ class RlStage(StageSection):
     @classmethod
     def stale_tokens_are_weighed(cls, learning: LearningSection, info: ValidationInfo) -> LearningSection:
         rollout = info.data.get("rollout")  # absent where it is wrong itself
-        if learning.importance_cap is None and rollout and rollout.stale_steps:
+        if learning.importance_cap is None and rollout and rollout.max_staleness_steps:
             return learning.model_copy(update={"importance_cap": STALE_CAP})
         return learning
 
@@ -824,11 +795,6 @@ class Recipe(Section):
                 "leave one of them out"
             )
         yield from self._agent_complaints()
-        if self.rollout.environment and any(stage.rollout.carry_over for stage in self.rl_stages):
-            yield (
-                "rollout.carry_over continues attempts in new environments and rollout.environment "
-                f"{self.rollout.environment!r} can't be brought to where an old one was; leave one of them out"
-            )
         if self.cluster.colocate and self.stale_steps:
             yield (
                 "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps "
@@ -864,9 +830,6 @@ class Recipe(Section):
         setting = f"rollout.agent {self.rollout.agent!r}"
         if self.rollout.environment:
             yield f"{setting} and rollout.environment both make attempts; leave one of them out"
-        for stage in self.rl_stages:
-            if stage.rollout.carry_over:
-                yield f"rollout.carry_over sets attempts aside, and {setting} can't be; leave one of them out"
 
     def copies(self, attempts: int, temperature: float) -> str | None:
         """Describes an evaluation whose attempts would be identical, or None; batches of vLLM round differently."""

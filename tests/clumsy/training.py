@@ -142,7 +142,6 @@ UNREAD = [
     ),
     tiny("resample.failure_floor=4", "resample.failure_floor 4 ... resample.keep 4 ... lower it"),
     tiny("rollout.agent=x:y rollout.environment=x:y", "both make attempts"),
-    tiny("rollout.agent=x:y rollout.carry_over=0.3", "sets attempts aside"),
     tiny("learning.updates_per_step=1000", "learning.updates_per_step 1000 ... 8 attempts ... lower it"),
     tiny(
         "rollout.attempts_per_problem=1 resample.method=all",
