@@ -19,7 +19,7 @@ import torch
 from datasets import Dataset
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.log import read_eval_log, recompute_metrics, write_eval_log
+from inspect_ai.log import read_eval_log, write_eval_log
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import Score, Target, match, mean, scorer
 from inspect_ai.solver import TaskState, generate, use_tools
@@ -28,9 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from rocstar.cli import main as cli
 from rocstar.record.rollouts import read_table
-from tests.view.recorded import add_step, create
 from tests.view.test_others import opened
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -227,20 +225,3 @@ def test_partial_marks_and_broken_samples_of_inspect(tmp_path: Path) -> None:
     with opened(log_of(tmp_path / "b", [said("5")], epochs=1), tmp_path / "b") as page:
         (broken,) = page.rows(fault="yes")
         assert "ran out of values" in broken["fault"] and broken["reward"] is None
-
-
-def test_what_runs_export_writes_for_inspect_is_read_by_it_and_by_the_page(tmp_path: Path) -> None:
-    run, written = create(tmp_path / "runs"), tmp_path / "out.json"
-    add_step(run, 1)
-    assert cli.run(["runs", "export", str(run.path), "--format", "inspect", "--out", str(written)]) == 0
-    log = read_eval_log(str(written))
-    (given,) = log.results.scores if log.results else ()
-    mine = {name: metric.value for name, metric in given.metrics.items()}
-    recompute_metrics(log)  # by inspect_ai's own metrics
-    (theirs,) = log.results.scores if log.results else ()
-    assert mine == {name: pytest.approx(metric.value) for name, metric in theirs.metrics.items()}
-    assert log.samples and all(sample.messages[0].text == sample.input for sample in log.samples)
-    ours = [row for file in run.path.glob("rollouts/*.parquet") for row in read_table(file).to_pylist()]
-    with opened(written, tmp_path) as page:
-        told = sorted((row["problem_id"].partition("@")[0], row["calls"] or 0) for row in page.rows())
-    assert told == sorted((row["problem_id"], row["calls"] or 0) for row in ours)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -332,11 +331,11 @@ def _whole(row: Mapping[str, Any], origin: Origin) -> str:
 @options_of(AttemptOptions)
 def export(
     options: AttemptOptions,
-    form: Annotated[str, typer.Option("--format", help="messages, trl, verl, inspect, csv or html.")],
+    form: Annotated[str, typer.Option("--format", help="messages, trl or csv.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; default: named after the source.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="How many at most.")] = None,
 ) -> None:
-    """Write attempts for other tools: TRL, verl, inspect_ai, a table, or one page for a colleague.
+    """Write attempts for other tools: messages, TRL's rows, or a table without texts.
 
     Example: rocstar runs export last --right --format trl --out right.jsonl"""
     from itertools import islice
@@ -378,15 +377,7 @@ def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
     if not source.files:
         raise ConfigError(f"run {source.name} kept no attempts (run.save_rollouts was off, or it has no RL step yet)")
     settings = source.result["setup"] if source.result else read_json(run.resolved) if run else {}
-    written = datetime.fromtimestamp(source.files[0].stat().st_mtime, UTC).isoformat(timespec="seconds")
-    origin = Origin(
-        name=source.name,
-        model=source.policy,
-        started=run.identity["started"] if run else written,
-        feedback=feedback_of(settings),
-        decoder=source.decoder,
-    )
-    return source.files, origin
+    return source.files, Origin(name=source.name, feedback=feedback_of(settings))
 
 
 @app.command()
