@@ -10,7 +10,7 @@ from rocstar.cli import main as cli
 from rocstar.config.recipe import recipe_of
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
-from rocstar.record.differences import metrics_side_by_side, plot, settings_that_differ
+from rocstar.record.differences import metrics_side_by_side, settings_that_differ
 from rocstar.record.folder import RunFolder, delete, leftovers, list_runs, remove, sizes
 from rocstar.record.tracker import RunTracker
 from rocstar.support import exits
@@ -62,26 +62,6 @@ def test_metrics_are_compared_after_as_many_steps(tmp_path: Path) -> None:
         metrics_side_by_side(a, b, ["reward/mean", "no/such"])
     (row,) = metrics_side_by_side(a, b, ["reward/mean"])
     assert row == {"stage": "stage1", "steps": 12, "metric": "reward/mean", "a": 7.5, "b": 15.0}
-
-
-def test_a_metric_that_no_run_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
-    a = made(tmp_path, "a", steps=3)
-    with pytest.raises(ConfigError, match=r"no run has a metric reward/men; they have reward/mean, step/seconds"):
-        plot([a], ["reward/men"], "step", tmp_path / "a.png")
-    with pytest.raises(ConfigError, match="would be no picture"):
-        plot([a], ["reward/mean"], "step", tmp_path / "a.txt")
-    plot([a, made(tmp_path, "b", steps=1)], ["reward/mean"], "seconds", tmp_path / "new" / "a.svg")
-    assert "<svg" in (tmp_path / "new" / "a.svg").read_text()
-
-
-def test_a_run_without_some_of_the_usual_metrics_is_drawn_from_the_others(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
-    plot([made(tmp_path, "a", steps=3)], None, "step", tmp_path / "a.svg")
-    drawn = (tmp_path / "a.svg").read_text()
-    assert "reward/mean" in drawn and "error_share" not in drawn
-    with pytest.raises(ConfigError, match="b has no metrics yet that could be drawn"):
-        plot([made(tmp_path, "b")], None, "step", tmp_path / "b.svg")
 
 
 def test_only_old_checkpoints_and_half_written_files_go(tmp_path: Path) -> None:

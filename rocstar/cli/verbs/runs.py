@@ -227,25 +227,6 @@ def _short(value: Any) -> str:
 
 
 @app.command()
-def plot(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN)],
-    metric: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Metrics to draw; may be repeated.")] = None,
-    axis: Annotated[str, typer.Option("--x", help="step, seconds or tokens.")] = "step",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")] = Path("runs.png"),
-    runs: Runs = Path("runs"),
-) -> None:
-    """Metrics of one run or several as a picture.
-
-    Example: rocstar runs plot last --metric reward/mean --metric len/tokens --out curves.svg"""
-    need("plot")
-    from rocstar.record.differences import plot as draw
-    from rocstar.record.folder import RunFolder
-
-    draw([RunFolder.find(name, runs) for name in names], metric, axis, out)
-    print(out)
-
-
-@app.command()
 @options_of(AttemptOptions)
 def rollouts(
     options: AttemptOptions,
