@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
 
 SCHEMA_VERSION = 1
-SIZED_PARTS = ("checkpoints", "rollouts", "evals", "sft_rows", "weights")
 """Listed separately in the size of a run; the rest is small."""
 SHOWN_NAMES = 5  # of runs, in a message
 NAME_BYTES = 240  # the limit of file systems, less the suffixes added to a name
@@ -327,13 +326,7 @@ def _no_place(base: Path | str, why: str) -> ConfigError:
     return ConfigError(f"no run folder can be made in {base} ({why}); choose another with run.folder=FOLDER")
 
 
-# The size of runs on the disk, and freeing it. Nothing here touches a run that is being written.
-
-
-def sizes(run: RunFolder) -> dict[str, int]:
-    """Bytes on the disk by part, `other` last. A file that two runs share by hard links counts for both."""
-    found = {part: size_of(run.path / part) for part in SIZED_PARTS}
-    return {**found, "other": size_of(run.path) - sum(found.values())}
+# What runs leave on the disk that may go. Nothing here touches a run that is being written.
 
 
 def size_of(path: Path) -> int:
@@ -354,27 +347,6 @@ def delete(paths: list[Path]) -> None:
     """Raises OSError."""
     for path in paths:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-
-
-def remove(run: RunFolder) -> None:
-    """Delete a run. run.json is deleted first, so that a kill leaves no run without its files. Raises ConfigError if it
-    is being written or is only a link, and OSError."""
-    if run.path.is_symlink():
-        raise ConfigError(f"{run.path} is a link; delete the run where it lies ({run.path.resolve()})")
-    with run.locked():
-        (run.path / "run.json").unlink()
-    shutil.rmtree(run.path)
-
-
-def branches_of(run: RunFolder, others: list[RunFolder]) -> Iterator[RunFolder]:
-    """The runs that branched from one of its checkpoints."""
-    for other in others:
-        try:
-            origin = other.identity.get("branched_from")
-        except DataError:
-            continue  # a broken run.json must not prevent deleting others
-        if origin and Path(origin["run"]) == run.path.resolve():
-            yield other
 
 
 def _blocks(file: Path) -> int:

@@ -11,7 +11,7 @@ from rocstar.config.recipe import recipe_of
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
 from rocstar.record.differences import metrics_side_by_side, settings_that_differ
-from rocstar.record.folder import RunFolder, delete, leftovers, list_runs, remove, sizes
+from rocstar.record.folder import RunFolder, delete, leftovers, size_of
 from rocstar.record.tracker import RunTracker
 from rocstar.support import exits
 from tests.record.examples import SHORT
@@ -73,22 +73,14 @@ def test_only_old_checkpoints_and_half_written_files_go(tmp_path: Path) -> None:
     (folder.path / "weights").mkdir()
     going = leftovers(folder, 1)
     assert [path.name for path in going] == [".metrics.jsonl.12.new", "step=000001", "step=000002", "weights"]
-    before = sizes(folder)["checkpoints"]
+    before = size_of(folder.checkpoints)
     delete(going)
-    assert sizes(folder)["checkpoints"] * 3 == before
+    assert size_of(folder.checkpoints) * 3 == before
     assert folder.checkpoint_steps() == [3]
     assert leftovers(folder, 0) == [folder.checkpoint(3)]
 
 
-def test_a_run_that_is_written_cannot_be_removed(tmp_path: Path) -> None:
-    folder = made(tmp_path, "a")
-    with folder.locked(), pytest.raises(ConfigError, match="is being written by"):
-        remove(folder)
-    remove(folder)
-    assert list_runs(tmp_path) == []
-
-
-def test_a_link_to_a_run_or_a_checkpoint_is_never_followed(tmp_path: Path) -> None:
+def test_a_link_to_a_checkpoint_is_never_followed(tmp_path: Path) -> None:
     folder = made(tmp_path / "disk", "a", steps=2)
     (folder.path / "elsewhere").mkdir()
     (folder.path / "elsewhere" / "state.json").write_text("{}")
@@ -97,8 +89,3 @@ def test_a_link_to_a_run_or_a_checkpoint_is_never_followed(tmp_path: Path) -> No
     delete(leftovers(folder, 1))
     assert folder.checkpoint_steps() == [2]
     assert (folder.path / "elsewhere" / "state.json").exists()
-    link = tmp_path / "link"
-    link.symlink_to(folder.path)
-    with pytest.raises(ConfigError, match="is a link"):
-        remove(RunFolder(link))
-    assert list_runs(tmp_path / "disk")

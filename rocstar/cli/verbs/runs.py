@@ -382,57 +382,6 @@ def track(
 
 
 @app.command()
-def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
-    """What each run takes on the disk."""
-    from rich.filesize import decimal
-
-    from rocstar.record.folder import list_runs, sizes
-
-    found = {run.name: sizes(run) for run in list_runs(runs)}
-    if as_json:
-        print_json({"runs": found, "bytes": sum(sum(parts.values()) for parts in found.values())})
-        return
-    for name, parts in found.items():
-        shown = ", ".join(f"{part} {decimal(size)}" for part, size in parts.items() if size)
-        print(f"{decimal(sum(parts.values())):>9}  {name}: {shown}")
-
-
-@app.command()
-def rm(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or paths, written in full.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    runs: Runs = Path("runs"),
-) -> None:
-    """Delete runs with all they left."""
-    from rich.filesize import decimal
-
-    from rocstar.record.folder import branches_of, list_runs, remove, size_of
-
-    known = {run.name: run for run in list_runs(runs)}
-    chosen = list({run.path.resolve(): run for run in (_exactly(name, known) for name in names)}.values())
-    for run in chosen:
-        print(f"{run.path}: {decimal(size_of(run.path))}")
-        for other in branches_of(run, list(known.values())):
-            print(f"  {other.name} branched from it and stays whole")
-    if not yes and not (sys.stdin.isatty() and typer.confirm("delete?")):
-        raise ConfigError("nothing was deleted; add --yes if there is no terminal to ask")
-    for run in chosen:
-        remove(run)
-
-
-def _exactly(name: str, known: Mapping[str, RunFolder]) -> RunFolder:
-    """The run of this whole name or path; no start of a name and no `last`, because it will be deleted."""
-    from rocstar.record.folder import RunFolder, nearest_of
-
-    if name in known:
-        return known[name]
-    if "/" in name:
-        return RunFolder.open(name)
-    there = nearest_of(name, known.values()) or "none"
-    raise ConfigError(f"there is no run {name}; the nearest of the runs there are: {there}")
-
-
-@app.command()
 def gc(
     keep: Annotated[int, typer.Option(min=0, help="Checkpoints of each run that stay, the newest.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and stop.")] = False,
