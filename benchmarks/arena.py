@@ -67,10 +67,7 @@ METHODS: Mapping[str, Sequence[str]] = {
         *("learning.clip_low=3e-4", "learning.clip_high=4e-4"),
     ],
     "RoC, DPPO": ["learning.loss=dppo_tv"],
-    "RoC, KL-cov": ["learning.loss=kl_cov"],
     "RoC, 20% forks": ["learning.top_entropy_share=0.2"],
-    "RoC, GTPO": ["learning.advantage=gtpo"],
-    "RoC, OTB": ["learning.advantage=otb"],
     "RoC, refill": ["rollout.refill=2"],
 }
 NAMES = f"each one argument: {', '.join(map(repr, METHODS))}".replace("%", "%%")

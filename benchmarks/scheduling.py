@@ -4,7 +4,6 @@
     python benchmarks/scheduling.py --jobs 2              # ten steps a row at full size; CPU: see docs/rollouts.md
     python benchmarks/scheduling.py --only tight          # rows whose name holds a word
     python benchmarks/scheduling.py --keep rows.jsonl     # finished rows are written there, and not done again
-    python benchmarks/scheduling.py --carry-over 0.1      # what rollout.carry_over brings, by regime, and no more
 
 A row is one training run: each seed is a step, the engines and what the scheduler has learned live on from step to
 step, so the first step of a row is decided without any experience. Figures are sums over the steps of a row. Each
@@ -31,7 +30,6 @@ from typing import Any
 from frame import Table, parser, read_rows, report, spent
 
 import rocstar.rollout
-from rocstar.forecast.carry import simulate_carry_over
 from rocstar.forecast.engine_model import EngineModel, torch_engine
 from rocstar.forecast.policies import CLAIRVOYANT, OURS, POLICIES, scheduler
 from rocstar.forecast.simulate import StepReport, simulate_steps
@@ -117,11 +115,7 @@ def main() -> None:
     options.add_argument("--only", default="", help="rows whose name holds this word")
     options.add_argument("--jobs", type=int, default=1, help="rows at once, each in a process")
     options.add_argument("--keep", type=Path, help="file of finished rows; those of this source are not done again")
-    options.add_argument("--carry-over", type=float, help="only compare stages with this share carried over, and none")
     arguments = options.parse_args()
-    if arguments.carry_over:
-        gains_of_carry_over(arguments.carry_over, arguments.only)
-        return
     steps = arguments.steps or (QUICK_STEPS if arguments.quick else STEPS)
     chosen = [case for case in cases(steps, arguments.quick) if arguments.only in case.name]
     table = Table("makespan over rocstar's / over the bound", *POLICIES, "recomputed", first=42, width=15)
@@ -285,40 +279,6 @@ def deaths_of(
         return None
     last = work[-1:]
     return {max(engines): simulate_steps(last, engines, scheduler("round-robin", last))[0].makespan / 2}
-
-
-# What carry-over brings
-
-
-def gains_of_carry_over(share: float, only: str) -> None:
-    """Stages of CARRY_STEPS steps under rocstar's scheduler. The middle steps are those that carry in and may carry
-    out; nothing of the rule was chosen by held-out lengths."""
-    table = Table(
-        "seconds a stage", "without", "with", "gain", "middle steps", "attempts", "groups", first=26, width=13
-    )
-    rows = []
-    for regime, cap, lengths in carry_regimes():
-        case = Case(regime=regime, cap=cap, lengths=lengths, quarter=True)
-        if only not in case.name:
-            continue
-        engines, problems = engines_of(case)
-        work = [workload(case, problems, seed) for seed in range(CARRY_STEPS * (1 + 3 * (regime == "small")))]
-        plain = [report.makespan for report in simulate_steps(work, engines, scheduler(OURS, work))]
-        carried, attempts, groups = simulate_carry_over(work, share, engines)
-        gain, middle = (1 - sum(carried[some]) / sum(plain[some]) for some in (slice(None), slice(2, -1)))
-        held_out = lengths in (*HELD_OUT, "run-on")
-        name = f"{regime} {cap // 1024}K {lengths}{' (held out)' * held_out}"
-        seconds = (f"{sum(plain):.0f}", f"{sum(carried):.0f}")
-        table.row(name, *seconds, f"{gain:+.1%}", f"{middle:+.1%}", f"{attempts:.1%}", f"{groups:.0%}")
-        rows.append({"name": name, "held_out": held_out, "gain": gain, "middle": middle, "groups": groups})
-    report(share=share, rows=rows)
-
-
-def carry_regimes() -> Iterator[tuple[str, int, str]]:
-    for lengths in (*TUNED, *HELD_OUT):
-        yield from ((regime, 8192, lengths) for regime in ("small", "tight", "roomy"))
-    for lengths in ("pareto", "run-on"):
-        yield from (("small", 8192, lengths), ("tight", 32768, lengths), ("roomy", 32768, lengths))
 
 
 # What decisions cost

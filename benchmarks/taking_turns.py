@@ -1,16 +1,14 @@
-"""How long is a step where learners and vLLM servers take turns on the same devices, and where attempts wait for the
-next step?
+"""How long is a step where learners and vLLM servers take turns on the same devices?
 
     python benchmarks/taking_turns.py [--steps 8] [--share 0.45] [--keep FOLDER] [SECTION.KEY=VALUE ...]
 
 Two control groups play two GPUs: what is in one gets --share of a core, whether the other computes or not. `apart`: a
 vLLM server in one, the learner in the other, and each waits for the other. `in turns` (`cluster.colocate`): a server
-and a learner rank in each. Either way with and without `rollout.carry_over`. Programs of the model run outside of both.
-All ways begin with the weights of one cold start of recipes/rehearsal.toml and make as many steps; the cap is high, so
-that a few attempts are far longer than the others. Checked: every attempt of every step is there once, and none ended
-by a fault; every sampled token has one version span and was written by the weights of its step, or of the step before
-where it was carried over. Prints seconds a step and last one JSON line; ends with 1 where a check fails or a way is no
-faster than without it. Needs root and ROCSTAR_VLLM_PYTHON.
+and a learner rank in each. Programs of the model run outside of both. Both ways begin with the weights of one cold
+start of recipes/rehearsal.toml and make as many steps; the cap is high, so that a few attempts are far longer than the
+others. Checked: every attempt of every step is there once, and none ended by a fault; every sampled token has one
+version span and was written by the weights of its step. Prints seconds a step and last one JSON line; ends with 1 where
+a check fails or taking turns is no faster. Needs root and ROCSTAR_VLLM_PYTHON.
 """
 
 from __future__ import annotations
@@ -48,12 +46,9 @@ COMMON = (
 )
 APART = ("cluster.learners=1", "engine.v.count=1")
 IN_TURNS = ("cluster.learners=2", "engine.v.count=2", "cluster.colocate=true")
-CARRIED = ("rollout.carry_over=0.1",)
 WAYS = {
     "apart": APART,
-    "apart, carried over": (*APART, *CARRIED),
     "in turns": IN_TURNS,
-    "in turns, carried over": (*IN_TURNS, *CARRIED),
 }
 LOOK_SECONDS = 0.5
 CONTROL, PERIOD = Path("/sys/fs/cgroup"), 100_000  # microseconds
@@ -61,10 +56,9 @@ CONTROL, PERIOD = Path("/sys/fs/cgroup"), 100_000  # microseconds
 
 class Steps(NamedTuple):
     seconds: float
-    """A step, in the mean of all: what is carried over is done in one of them."""
+    """A step, in the mean of all."""
     rollout: float
     attempts: int
-    carried: int
     wrong: int
     """Attempts that are missing, twice there, ended by a fault, or hold a token of other weights than they may."""
 
@@ -85,17 +79,12 @@ def main() -> None:
         for way, places in WAYS.items():
             run(folder / slug(way), given.share, *COMMON, *places, *given.settings, *start)
         found = {way: steps_of(folder / slug(way)) for way in WAYS}
-    table = Table("way", "s a step", "of it rollout", "attempts", "carried", "wrong", first=26)
+    table = Table("way", "s a step", "of it rollout", "attempts", "wrong", first=26)
     for way, steps in found.items():
         table.row(way, *steps)
-    pairs = {
-        "in turns over apart": ("in turns", "apart"),
-        "carried over, apart": ("apart, carried over", "apart"),
-        "carried over, in turns": ("in turns, carried over", "in turns"),
-    }
-    ratios = {name: found[one].seconds / found[other].seconds for name, (one, other) in pairs.items()}
-    report(ways={way: steps._asdict() for way, steps in found.items()}, ratios=ratios)
-    sys.exit(any(steps.wrong for steps in found.values()) or any(ratio >= 1 for ratio in ratios.values()))
+    ratio = found["in turns"].seconds / found["apart"].seconds
+    report(ways={way: steps._asdict() for way, steps in found.items()}, ratio=ratio)
+    sys.exit(any(steps.wrong for steps in found.values()) or ratio >= 1)
 
 
 def run(place: Path, share: float, *settings: str) -> None:
@@ -183,7 +172,6 @@ def steps_of(run: Path) -> Steps:
     rows, asked = rl_rows(run), json.loads((run / "config.resolved.json").read_text())
     stage = next(stage for stage in asked["stage"] if stage["kind"] == "rl")
     wanted = stage["rollout"]["problems_per_step"] * stage["rollout"]["attempts_per_problem"] * len(rows)
-    updates, carries = asked["learning"]["updates_per_step"], bool(asked["rollout"]["carry_over"])
     columns = ["problem_id", "index", "stop", "policy_version", "turns", "loss_mask"]
     seen, wrong = 0, 0
     for row in rows:
@@ -192,16 +180,14 @@ def steps_of(run: Path) -> Steps:
         for attempt in attempts:
             spans = [span for turn in json.loads(attempt["turns"]) for span in turn["version_spans"]]
             newest = attempt["policy_version"]
-            allowed = {newest, newest - updates} if carries else {newest}
             whole = sum(tokens for _, tokens in spans) == sum(attempt["loss_mask"])
             versions = [version for version, _ in spans]
-            exact = whole and set(versions) <= allowed and versions == sorted(versions)
+            exact = whole and set(versions) <= {newest}
             wrong += attempt["stop"] == "environment_failed" or not exact
     return Steps(
         seconds=mean(row["step/seconds"] for row in rows),
         rollout=mean(row["seconds/rollout"] for row in rows),
         attempts=seen,
-        carried=sum(int(row.get("carry/attempts", 0)) for row in rows),
         wrong=wrong + abs(wanted - seen),
     )
 

@@ -163,8 +163,6 @@ def views_of(server: Server, name: str) -> dict[str, tuple[str, str]]:
         "tokens-long": (f"{run}/attempt?at={longest}&colour=entropy", ".turn.policy .block"),
         "settings": (f"{run}/settings?q=resample", ".settings th"),
     }
-    if server.get(f"run/{name}/replays")["tried"]:
-        views["replays"] = (f"{run}/replays", ".tokens .s8, .tokens .s7")
     if others:
         views["compared"] = (f"{run}?x=rl&with={quote(others)}", ".chart canvas")
     if evals := next(s["evals"] for s in server.get("sources")["sources"] if s["name"] == name):

@@ -22,7 +22,6 @@ from rocstar.types import (
     ToolCall,
     ToolResult,
     Trajectory,
-    Turn,
     Weights,
 )
 
@@ -215,16 +214,6 @@ class Environment(Protocol):
         ...
 
 
-@runtime_checkable
-class ResumableEnvironment(Environment, Protocol):
-    """An environment for an attempt that was set aside."""
-
-    async def again(self, turns: Sequence[Turn]) -> None:
-        """Restore the state of the attempt's last environment after these turns, whose replies do not change. Raises
-        Unavailable."""
-        ...
-
-
 class Verifier(Protocol):
     """Judges attempts by their problems' references.
 
@@ -267,11 +256,9 @@ class PolicyTokens:
     sampled_logprobs: torch.Tensor
     """The engine's, under the weights that wrote the token."""
     advantages: torch.Tensor
-    """Equal for all tokens of an attempt, unless `learning.advantage` is of turns or tokens."""
+    """Equal for all tokens of an attempt."""
     attempts: torch.Tensor
     """int64: which attempt (of an agent, which conversation) a token belongs to, from 0; its tokens are adjacent."""
-    chosen: torch.Tensor
-    """bool: whether it is one of those that clip_cov or kl_cov choose among all of the update; else false."""
 
 
 class PolicyLoss(Protocol):
@@ -280,7 +267,7 @@ class PolicyLoss(Protocol):
     Promise: pure; a token's loss depends only on its own numbers, because an update's tokens come in chunks; or, for a
     function whose `whole_attempts` is true, on those of its attempt, which then comes in one piece, at the cost of a
     second pass through the head; the gradient raises the probability of tokens with a positive advantage, lowers none
-    of those (except `chosen` ones), and is finite."""
+    of those, and is finite."""
 
     def __call__(self, tokens: PolicyTokens, settings: LearningSection, /) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss of each token [T], whether a bound removed its gradient [T] bool, which `clip_share` counts)."""

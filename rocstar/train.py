@@ -27,8 +27,7 @@ from rocstar.learning.step import LearnedStep, choice_of_step, learn_step, rl_le
 from rocstar.parts.build import sampling_of
 from rocstar.parts.threads import begin_threads
 from rocstar.record.folder import RunFolder
-from rocstar.rollout.carry import Carried, OpenGroup, RolledStep, rolled
-from rocstar.rollout.collect import Roller
+from rocstar.rollout.collect import RolledStep, Roller
 from rocstar.run.ahead import RolloutProgress, StepsAhead, update_summary
 from rocstar.run.evaluations import evaluate, evaluate_previous, evaluate_when_due
 from rocstar.run.material import Material, few_problems
@@ -143,21 +142,10 @@ def ahead_of_learning(run: Run, stage: RlStage, roller: Roller, pool: Sequence[P
         engine = run.calls.engine(first + step + 1, paced.engine) if run.calls else paced.engine
         counted = attempts.counted(replace(paced, engine=engine))
         sampling = sampling_of(rollout)
-        carried = run.progress.carried if step == run.progress.stage_step else Carried()
         roll_all = partial(counted.roll, attempts=siblings, seed=step_seed, sampling=sampling)
-        if rollout.carry_over or carried.groups:
-            made = await rolled(
-                partial(counted.advance, sampling=sampling, attempts=siblings),
-                carried,
-                [OpenGroup(seed=step_seed, group=Group(problem=problem, trajectories=())) for problem in problems],
-                attempts=siblings,
-                share=rollout.carry_over,
-                last=step + 1 == stage.steps or not rollout.carry_over,  # as in a branch that carries nothing over
-            )
-        else:
-            made = RolledStep(groups=await roll_all(problems))
+        made = await roll_all(problems)
         if not rollout.refill:
-            return made
+            return RolledStep(groups=made)
         choose = choice_of_step(stage, seed, first + step + 1, run.recipe.run.modules)
 
         async def further(some: Sequence[Problem]) -> list[Group]:
@@ -165,9 +153,9 @@ def ahead_of_learning(run: Run, stage: RlStage, roller: Roller, pool: Sequence[P
             return await roll_all(some)
 
         groups = await refilled(
-            made.groups, pool, further, lambda group: len(choose(group).kept) > 1, rounds=rollout.refill, seed=step_seed
+            made, pool, further, lambda group: len(choose(group).kept) > 1, rounds=rollout.refill, seed=step_seed
         )
-        return replace(made, groups=groups, refilled=len(groups) - len(made.groups))
+        return RolledStep(groups=groups, refilled=len(groups) - len(made))
 
     return StepsAhead(roll, end=stage.steps, ahead=rollout.max_staleness_steps, waiting=progress.waiting)
 
@@ -188,7 +176,6 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
         exchange = await run.give(weights, run.progress.step + 1)
 
     run.record(learnt.chosen, learnt.rows, written_by)
-    run.progress.carried = rolled.left
     return {
         **step_metrics(learnt.chosen, learnt.rows, written_by),
         **suspicion(learnt.chosen, run.policy.codec.decode),

@@ -183,16 +183,6 @@ class Completion:
         return Completion(token_ids=ids, logprobs=logprobs, finish=Finish.STOP, version_spans=spans)
 
 
-def joined(begun: Completion, rest: Completion) -> Completion:
-    """A completion that was requested in two pieces."""
-    return Completion(
-        token_ids=begun.token_ids + rest.token_ids,
-        logprobs=begun.logprobs + rest.logprobs,
-        finish=rest.finish,
-        version_spans=spans_of(begun.versions + rest.versions),
-    )
-
-
 def without_tokens(finish: Finish) -> Completion:
     """A completion that ended before its first token."""
     return Completion(token_ids=(), logprobs=(), finish=finish)
@@ -295,7 +285,6 @@ class Stop(StrEnum):
     AGENT_FAILED = "agent_failed"  # a program or function of the user's (`rollout.agent`) ended with an error
     AGENT_TIMEOUT = "agent_timeout"  # it did not end in time
     ENVIRONMENT_FAILED = "environment_failed"  # a service failed; recorded, dropped by the resampler
-    SET_ASIDE = "set_aside"  # continues in this step or the next (`rollout.carry_over`); never recorded
 
 
 class Verdict(StrEnum):
@@ -548,23 +537,13 @@ class BatchRow:
     sampled_logprobs: Sequence[float]
     """[T] the engine's numbers."""
     advantage: float
-    """No unit; of every token of the row, unless it has `advantages`: then their mean."""
-    advantages: Sequence[float] = ()
-    """[T] of each token, 0 where the policy wrote nothing; empty if all have `advantage`."""
+    """No unit; of every token of the row."""
     old_logprobs: Sequence[float] = ()
     """[T] the learner's own numbers before the first update of the step, of the full softmax after temperature, 0 where
     the policy wrote nothing; filled in by `Learner.score`, or by `Learner.update` for a row that was not scored."""
     entropies: Sequence[float] = ()
     """[T] entropy of the same distribution, nats; filled in likewise."""
-    energies: Sequence[float] = ()
-    """[T] squared norm of the gradient of a token's log-probability by its logits; filled in by `Learner.score` where
-    `learning.advantage` asks for it."""
     origin: RowOrigin = FIRST
-
-    @property
-    def token_advantages(self) -> Sequence[float]:
-        """[T]."""
-        return self.advantages or (self.advantage,) * len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -589,8 +568,6 @@ class Update:
     attempts_masked (share of tokens whose attempt does not count)."""
     rows: tuple[BatchRow, ...]
     """The batch's rows, scored."""
-    carried: Sequence[Sequence[float]] = ()
-    """[N][T] norm of the gradient at each token's last hidden state, where it was traced."""
 
 
 # -- Demonstrations, before and after tokenization.

@@ -248,7 +248,6 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
          ["unknown key stage.w.model; model holds for the whole run; set it in [model]"]),
         ("[model]\nlora_alpha=8\n", 2, ["model.lora_alpha is not read where model.lora_rank is 0"]),
         ("[learning]\nloss='sapo'\nclip_low=0.1\n", 3, ["learning.clip_low is not read where learning.loss is 'sapo'"]),
-        ("[learning]\nturn_discount=0.5\n", 2, ["turn_discount is not read where learning.advantage is 'grpo'"]),
         ("[run]\nsave_rollouts=false\n[data]\ndrop_solved_attempts=2\ndrop_solved_age=3\n[[stage]]\nname='w'\nkind='rl'\n"
          "steps=1\n", 5, ["data.drop_solved_age 3 counts recorded attempts and run.save_rollouts is false"]),
         ("[end]\nwindow=5\n", 2, ["end.window is not read where end.reward_gain is None"]),
@@ -390,20 +389,6 @@ def test_stale_tokens_are_weighed_unless_the_recipe_says_otherwise(folder: Path)
         assert stage(recipe, "stage1").learning.importance_cap == cap
         assert Recipe.model_validate(recipe.resolved()) == recipe
     assert "learning.importance_cap 0.5 would cap tokens" in complaint("parent.toml", "learning.importance_cap=0.5")
-
-
-def test_what_is_carried_over_is_weighed_and_what_could_not_be_repeated_is_refused(folder: Path) -> None:
-    recipe = load_recipe("parent.toml", ["rollout.carry_over=0.25"])
-    first = stage(recipe, "stage1")
-    assert (first.learning.importance_cap, first.rollout.stale_steps, recipe.stale_steps) == (2, 1, 0)
-    few = complaint("parent.toml", "rollout.carry_over=0.0001", "rollout.problems_per_step=2")
-    assert "attempts of a step is less than one" in few
-    both = complaint("parent.toml", "rollout.carry_over=0.25", "rollout.max_staleness_steps=1")
-    assert "repeats itself when a run is resumed, which rollout.max_staleness_steps 1 can't" in both
-    blamed = complaint("parent.toml", "rollout.carry_over=0.25", "rollout.max_staleness_steps=1", "rollout.refill=0")
-    assert blamed.startswith("override 'rollout.carry_over=0.25': ")
-    own = complaint("parent.toml", "rollout.carry_over=0.25", "rollout.environment=a:b")
-    assert "rollout.environment 'a:b' can't be brought to where an old one was" in own
 
 
 def test_a_pretrained_model_starts_from_the_papers_values(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def screens(progress: io.StringIO | None = None) -> tuple[Screen, io.StringIO, i
 def test_the_step_line_has_its_fixed_order() -> None:
     assert step_line("stage1", 12, 20, METRICS) == LINE
     assert step_line("stage1", 12, 20, dict(reversed(METRICS.items()))) == LINE
-    more = {"carry/attempts": 2.0, "refill/groups": 3.0}
-    assert "kept 96/192 carried 2 refilled 3  calls" in step_line("stage1", 12, 20, {**METRICS, **more})
+    more = {"refill/groups": 3.0}
+    assert "kept 96/192 refilled 3  calls" in step_line("stage1", 12, 20, {**METRICS, **more})
 
 
 def test_the_page_explains_every_metric_of_the_step_line() -> None:

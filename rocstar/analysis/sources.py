@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 from rocstar.analysis.attempts import Attempt, read_attempts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
-from rocstar.parts.modelfolder import model_name
 from rocstar.record.evaluations import (
     RESULT,
     SAMPLES,
@@ -44,26 +43,6 @@ class Source:
     """The run that is analysed, None for an evaluation."""
     trainer: RunFolder | None = None
     """The run whose checkpoint an evaluation is of; None where it is not known."""
-
-    @property
-    def policy(self) -> str:
-        """The name of the policy: RUN or RUN@STEP, a model, or an endpoint's name for it."""
-        if self.run:
-            return self.run.name
-        if self.trainer:
-            return f"{self.trainer.name}@{step_of(self.files[0].parent)}"
-        return model_name(self.model) if self.model else (self.result or {}).get("setup", {}).get("model") or self.name
-
-    def decoder(self) -> Callable[[Sequence[int]], str] | None:
-        """Text of the attempts' tokens, which are code points for an endpoint's model; None if their tokenizer is
-        gone."""
-        if self.result and "device" not in self.result.get("setup", {}).get("engine", {}):
-            return lambda token_ids: "".join(map(chr, token_ids))
-        if self.model is None:
-            return None
-        from rocstar.dialogue.codec import Codec
-
-        return Codec.load(self.model).decode
 
     def temperatures(self) -> Callable[[int], float | None]:
         """Step -> temperature of the distributions whose entropies it recorded. For an evaluation it is the temperature

@@ -258,37 +258,9 @@ class StageRolloutSection(Section):
     max_staleness_steps: int = Field(default=0, ge=0, le=1000)
     """Attempts of a step may begin while up to this many earlier steps are still to be learnt from, so a token is at
     most this many steps older than the weights that learn from it. 0: strictly on-policy (the paper)."""
-    carry_over: float = Field(default=0.0, ge=0, lt=1)
-    """Share of a step's attempts that may be completed in the next step instead of being waited for: the longest, with
-    their whole groups. The first and the last step of a stage wait for all. 0: every step does (the paper)."""
     refill: int = Field(default=0, ge=0)
     """Most rounds in which a step makes attempts at as many further problems as have taught nothing, such as those
     whose rewards are all alike (DAPO, arXiv 2503.14476). 0: none (the paper)."""
-
-    @property
-    def stale_steps(self) -> int:
-        """Most steps between the weights that write a token and those that learn from it."""
-        return max(self.max_staleness_steps, int(self.carry_over > 0))
-
-    def complaints(self) -> Iterator[str]:
-        attempts = self.problems_per_step * self.attempts_per_problem
-        if self.carry_over and self.carry_over * attempts < 1:
-            yield (
-                f"rollout.carry_over {self.carry_over:g} of the {attempts} attempts of a step is less than one; raise "
-                "it, or set it to 0"
-            )
-        if self.carry_over and self.max_staleness_steps:
-            yield (
-                f"rollout.carry_over {self.carry_over:g} repeats itself when a run is resumed, which "
-                f"rollout.max_staleness_steps {self.max_staleness_steps} can't, and attempts of later steps fill its "
-                "engines already; leave one of them out"
-            )
-
-        if self.carry_over and self.refill:
-            yield (
-                f"rollout.refill {self.refill} replaces groups once their rewards are known, which "
-                f"rollout.carry_over {self.carry_over:g} leaves to the next step; set one of them to 0"
-            )
 
     @property
     def has_tools(self) -> bool:
@@ -346,8 +318,8 @@ class RolloutSection(StageRolloutSection):
 
 
 ResampleMethod = Literal["roc", "roc_release", "uniform", "all"]
-LossName = Literal["grpo", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "kl_cov", "sapo"]
-AdvantageName = Literal["grpo", "gtpo", "otb", "rloo"]
+LossName = Literal["grpo", "cispo", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "sapo"]
+AdvantageName = Literal["grpo", "rloo"]
 VerifierName = Literal["boxed", "boxed_strict", "boxed_text", "tool_output"]
 
 
@@ -399,9 +371,7 @@ class LearningSection(Section):
     entropy_coefficient hold for each."""
     advantage: Annotated[AdvantageName | str, built_in_or_own(AdvantageName)] = "grpo"  # §2.2.1
     """The advantages of a group's kept attempts, from their rewards. grpo: reward minus mean (see normalize_by_std);
-    rloo: reward minus the mean of the others; gtpo: of each turn, as grpo among the turns' discounted returns (see
-    turn_discount); otb: of each token, reward minus the optimal token baseline; package.module:name: a function of your
-    own."""
+    rloo: reward minus the mean of the others; package.module:name: a function of your own."""
     optimizer: Literal["adamw"] = "adamw"  # §5.1
     """The optimizer."""
     learning_rate: Rate = 1e-6  # §5.1
@@ -435,14 +405,6 @@ class LearningSection(Section):
     """For sapo: how steeply the weight of a token of a right attempt falls as its ratio leaves 1."""
     gate_wrong: float = Field(default=1.05, gt=0)
     """For sapo: the same for a wrong attempt."""
-    covariance_share: float = Field(default=2e-4, gt=0, le=1)
-    """For clip_cov and kl_cov: share of an update's tokens that are chosen, at least one."""
-    covariance_low: float = 1.0
-    """For clip_cov: tokens are chosen among those whose covariance of log-probability and advantage is above this."""
-    covariance_high: float = 5.0
-    """For clip_cov: and below this."""
-    covariance_kl: float = Field(default=1.0, ge=0)
-    """For kl_cov: weight of the absolute logarithm of a chosen token's probability ratio."""
     loss_mean: Literal["tokens", "questions", "attempts"] = "tokens"
     """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
     (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
@@ -450,8 +412,7 @@ class LearningSection(Section):
     importance_cap: float | None = Field(default=None, ge=0, le=1e6)
     """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
     learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger; at
-    least 1. 0: no such factor. Unset: 2 with `rollout.max_staleness_steps` or
-    `rollout.carry_over`, else 0."""
+    least 1. 0: no such factor. Unset: 2 with `rollout.max_staleness_steps`, else 0."""
     importance_outside: Literal["cap", "mask"] = "cap"
     """What happens to a token whose ratio is above importance_cap. cap: it counts C times; mask: it does not count
     (masked importance sampling), nor does one below importance_floor (IcePop)."""
@@ -470,10 +431,8 @@ class LearningSection(Section):
     """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
     has this switch too). 1: from all."""
     normalize_by_std: bool | Literal["batch"] = True
-    """For grpo and gtpo: divide advantages by the standard deviation of the group's rewards, or returns. batch, for
-    grpo: by that of the rewards of all attempts that the step keeps (arXiv 2508.08221)."""
-    turn_discount: float = Field(default=0.9, gt=0, le=1)
-    """For gtpo: what the return of a turn loses with each turn that follows it, as a factor. 1: nothing."""
+    """For grpo: divide advantages by the standard deviation of the group's rewards. batch: by that of the rewards of
+    all attempts that the step keeps (arXiv 2508.08221)."""
     kl_coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of the KL divergence from the policy at the start of the stage; 0 as in the paper."""
     entropy_coefficient: float = Field(default=0.0, ge=0, le=1e6)
@@ -487,8 +446,7 @@ class LearningSection(Section):
     @property
     def scores_first(self) -> bool:
         """Whether rows go through the model once more before they are learnt from."""
-        chosen = self.top_entropy_share < 1 or self.loss in ("clip_cov", "kl_cov")
-        return self.updates_of_step > 1 or chosen or self.advantage == "otb"
+        return self.updates_of_step > 1 or self.top_entropy_share < 1
 
     @property
     def updates_of_step(self) -> int:
@@ -499,11 +457,6 @@ class LearningSection(Section):
     def over_batch(self) -> bool:
         """Whether advantages are divided by the deviation of the rewards of all groups of a step."""
         return self.normalize_by_std == "batch"
-
-    @property
-    def by_token(self) -> bool:
-        """Whether tokens of an attempt have advantages of their own."""
-        return self.advantage in ("gtpo", "otb")
 
     @property
     def takes_attempts(self) -> bool:
@@ -536,16 +489,6 @@ class LearningSection(Section):
             )
         if self.over_batch and self.advantage != "grpo":
             yield f'learning.normalize_by_std "batch" is for learning.advantage "grpo", not for "{self.advantage}"'
-        if self.by_token and self.loss == "gmpo":
-            yield (
-                f'learning.loss "gmpo" has one advantage for all tokens of an attempt, learning.advantage '
-                f'"{self.advantage}" one for each; change one of them'
-            )
-        if self.covariance_low >= self.covariance_high:
-            yield (
-                f"learning.covariance_low {self.covariance_low:g} leaves no token below learning.covariance_high "
-                f"{self.covariance_high:g}; lower it or raise the other"
-            )
         if 0 < self.dual_clip <= 1:
             yield (
                 f"learning.dual_clip {self.dual_clip:g} would keep wrong attempts from being learnt from at all, whose "
@@ -724,7 +667,7 @@ class RlStage(StageSection):
     @classmethod
     def stale_tokens_are_weighed(cls, learning: LearningSection, info: ValidationInfo) -> LearningSection:
         rollout = info.data.get("rollout")  # absent where it is wrong itself
-        if learning.importance_cap is None and rollout and rollout.stale_steps:
+        if learning.importance_cap is None and rollout and rollout.max_staleness_steps:
             return learning.model_copy(update={"importance_cap": STALE_CAP})
         return learning
 
@@ -852,11 +795,6 @@ class Recipe(Section):
                 "leave one of them out"
             )
         yield from self._agent_complaints()
-        if self.rollout.environment and any(stage.rollout.carry_over for stage in self.rl_stages):
-            yield (
-                "rollout.carry_over continues attempts in new environments and rollout.environment "
-                f"{self.rollout.environment!r} can't be brought to where an old one was; leave one of them out"
-            )
         if self.cluster.colocate and self.stale_steps:
             yield (
                 "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps "
@@ -892,14 +830,6 @@ class Recipe(Section):
         setting = f"rollout.agent {self.rollout.agent!r}"
         if self.rollout.environment:
             yield f"{setting} and rollout.environment both make attempts; leave one of them out"
-        for stage in self.rl_stages:
-            if stage.rollout.carry_over:
-                yield f"rollout.carry_over sets attempts aside, and {setting} can't be; leave one of them out"
-            if stage.learning.by_token:
-                yield (
-                    f"learning.advantage {stage.learning.advantage!r} is of attempts with one conversation, and "
-                    f"{setting} may have several; take another"
-                )
 
     def copies(self, attempts: int, temperature: float) -> str | None:
         """Describes an evaluation whose attempts would be identical, or None; batches of vLLM round differently."""

@@ -164,7 +164,7 @@ class RecordedRun:
                 f"a recorded step has {most} attempts and costs are fitted to at most {FITTED_ATTEMPTS}; {GIVE}"
             )
         if self.overlapped:
-            keys = "rollout.max_staleness_steps, rollout.carry_over or rollout.refill"
+            keys = "rollout.max_staleness_steps or rollout.refill"
             raise DataError(f"with {keys} the attempts of a step do not begin together; {GIVE}")
         return fit(self.model, self.steps)
 
@@ -180,7 +180,7 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
     limit = cap or max(settings["rollout"]["max_response_tokens"], longest)
     found = [_recorded_step(attempts, limit, engines) for attempts in rows]
     stages = [stage.get("rollout", {}) for stage in settings["stage"]]
-    keys = ("max_staleness_steps", "carry_over", "refill")
+    keys = ("max_staleness_steps", "refill")
     overlapped = any(rollout.get(key) for rollout in (settings["rollout"], *stages) for key in keys)
     longest = max(attempt.prompt_tokens + attempt.limit for step in found for attempt in step.attempts)
     return RecordedRun(steps=found, engines=engines, model=engine_of(settings, longest), overlapped=overlapped)

@@ -16,13 +16,13 @@ from rocstar.config.places import VllmEngines
 from rocstar.config.sections import Recipe, RlStage, Stage
 from rocstar.engines.pages import kv_pages
 from rocstar.errors import ConfigError
-from rocstar.forecast.carry import step_seconds
 from rocstar.forecast.engine_model import EngineModel
-from rocstar.forecast.simulate import alike
+from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import TurnLengths, synthetic_workload, with_mean
 from rocstar.parts.memory import moments
 from rocstar.parts.placement import NOWHERE, Placement, place, refuse_wide
 from rocstar.parts.shape import Shape, shape_of
+from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.support.screen import plural
 
 SIMULATED_ENGINES = 2
@@ -331,7 +331,6 @@ def _rl_stage(
         siblings=rollout.attempts_per_problem,
         limit=rollout.max_response_tokens,
         has_tools=rollout.has_tools,
-        carried=rollout.carry_over,
         model=model,
         engines=few,
         mean_tokens=assumed.length_share * rollout.max_response_tokens,
@@ -380,7 +379,6 @@ def _rollout(
     siblings: int,
     limit: int,
     has_tools: bool,
-    carried: float,
     model: EngineModel,
     engines: int,
     mean_tokens: float,
@@ -393,7 +391,7 @@ def _rollout(
     work = with_mean(work, mean_tokens, prompt_tokens)
     # A cache for the cap and a token may lack room for the prompts that are assumed here; those of the run may fit.
     room = max(model.capacity_tokens, 1 + max(attempt.tokens for attempt in work))
-    seconds = step_seconds(work, carried, alike(replace(model, capacity_tokens=room), engines))
+    seconds = simulate(work, alike(replace(model, capacity_tokens=room), engines), KvScheduler()).makespan
     return fmean(attempt.response_tokens for attempt in work), seconds
 
 

@@ -59,13 +59,10 @@ ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "rloo": rloo}
 
 
 def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> GroupAdvantages:
-    """The function that `learning.advantage` names, under these settings; the identity where advantages are of turns or
-    tokens, which `methods.by_token` computes later from the rewards. folders: where the user's modules are.
+    """The function that `learning.advantage` names, under these settings. folders: where the user's modules are.
 
     Raises ConfigError if no such function exists or it does not return one finite number per reward: checked now on two
     rewards, and later on those of each step."""
-    if settings.by_token:
-        return tuple
     setting, takes = f"learning.advantage = {settings.advantage!r}", ("rewards", "settings")
     found = named(settings.advantage, ADVANTAGES, setting="learning.advantage", takes=takes, folders=folders)
 

@@ -89,19 +89,13 @@ class Head:
 
 
 @torch.no_grad()
-def score_tokens(
-    head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor, *, energies: bool = False
-) -> torch.Tensor:
-    """[2, K] log-probability of each target under the full softmax after temperature, and its entropy, nats; with
-    `energies` [3, K], the last |onehot(y) - p|^2, which is 1 - 2 p_y + sum p^2."""
-    numbers = hidden_KD.new_empty(2 + energies, len(targets_K), dtype=torch.float)
+def score_tokens(head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
+    """[2, K] log-probability of each target under the full softmax after temperature, and its entropy, nats."""
+    numbers = hidden_KD.new_empty(2, len(targets_K), dtype=torch.float)
     for chunk in head.chunks(len(targets_K)):
         everything, targets = head.logprobs(hidden_KD[chunk]), targets_K[chunk, None]
         numbers[0, chunk] = everything.gather(-1, targets).squeeze(-1)
         numbers[1, chunk] = -torch.linalg.vecdot(everything.exp(), everything)
-        if energies:  # as a sum of squares, since the other form leaves only rounding where p_y is near 1
-            slopes = everything.exp_().scatter_add_(1, targets, -torch.ones_like(everything[:, :1]))
-            numbers[2, chunk] = slopes.norm(dim=1).square()
     return numbers
 
 

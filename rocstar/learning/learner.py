@@ -8,8 +8,7 @@ only change which tokens can be sampled."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,17 +20,14 @@ from rocstar.config.sections import LearningSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.advantages import loss_weights
 from rocstar.learning.head import ChunkLoss
-from rocstar.learning.methods import CHOICES, counts_by_attempt, importance_weights, kl_to_reference, loss_of
+from rocstar.learning.methods import counts_by_attempt, importance_weights, kl_to_reference, loss_of
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch
 from rocstar.learning.policy import Policy, load_state, save_state, trained
-from rocstar.learning.ranks import full, local, together
+from rocstar.learning.ranks import local, together
 from rocstar.learning.update import SCORED, MicroLoss, Updater
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, Update
-
-Gradient = Mapping[str, torch.Tensor]
-"""By parameter; what is missing is 0."""
 
 
 class GrpoLearner(Updater):
@@ -56,12 +52,11 @@ class GrpoLearner(Updater):
 
     @together
     def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
-        """Fill in `old_logprobs` and `entropies` ([T], 0 where the policy wrote nothing) under the current weights, and
-        `energies` where advantages are computed from them.
+        """Fill in `old_logprobs` and `entropies` ([T], 0 where the policy wrote nothing) under the current weights.
 
         Needed only before the first of several updates; a single one scores its rows itself."""
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
-        return _scored(rows, *self.numbers(ids, counted, energies=self._section.advantage == "otb"))
+        return _scored(rows, *self.numbers(ids, counted))
 
     def expect(self, rows: Sequence[BatchRow], *, scored: bool) -> None:
         """Count the work of a step anew. scored: rows are scored before the first update."""
@@ -69,10 +64,10 @@ class GrpoLearner(Updater):
         self._policy.learnt = 0.0, (updates + SCORED * scored) * sum(len(row.token_ids) for row in rows)
 
     @together
-    def update(self, batch: Batch, *, traced: bool = False) -> Update:
+    def update(self, batch: Batch) -> Update:
         """Exactly one optimizer update over all rows. A row that was not scored uses this pass's logprobs as its old
-        ones, so its ratio is 1. traced: return each token's share of the gradient. Raises ContractBroken for a batch
-        without policy tokens, RunHalted when several gradients in a row are not finite."""
+        ones, so its ratio is 1. Raises ContractBroken for a batch without policy tokens, RunHalted when several
+        gradients in a row are not finite."""
         rows, section = batch.rows, self._section
         if not batch.num_loss_tokens:
             raise ContractBroken("a learner's batch needs at least one policy token")
@@ -85,22 +80,10 @@ class GrpoLearner(Updater):
         names += ["attempts_masked"] if section.masks_attempts else []
         names += ["importance_weight", "importance_capped"] if section.importance_cap else []
         sums = {name: torch.zeros((), device=self._policy.device) for name in names}
-        chosen: Sequence[int] = ()
-        if choose := CHOICES.get(section.loss):
-            if not all(row.old_logprobs for row in rows):
-                rows = _scored(rows, *self.numbers(ids, counted))
-            chosen = choose(rows, section)
-        loss = self._loss(rows, reference, _by_row(chosen, rows), sums)
-        found, metrics = self._update(ids, counted, loss, sums, traced=traced)
-        logprobs, entropies, *carried = self._collected(ids, found)
+        found, metrics = self._update(ids, counted, self._loss(rows, reference, sums), sums)
+        logprobs, entropies = self._collected(ids, found)
         metrics["tokens"] = float(sum(map(len, ids)))
-        return Update(metrics=metrics, rows=_scored(rows, logprobs, entropies), carried=carried[0] if traced else ())
-
-    @together
-    def gradient(self) -> Gradient:
-        """The last update's gradient, clipped, as fp32 on the CPU, by parameter; empty if that update was skipped."""
-        there = ((name, one.grad) for name, one in trained(self._policy.model) if one.grad is not None)
-        return {name: full(grad).float().cpu().clone() for name, grad in there}
+        return Update(metrics=metrics, rows=_scored(rows, logprobs, entropies))
 
     @together
     def refresh_reference(self) -> None:
@@ -128,7 +111,6 @@ class GrpoLearner(Updater):
         self,
         rows: Sequence[BatchRow],
         reference: list[list[float]] | None,
-        chosen: list[list[bool]],
         sums: dict[str, torch.Tensor],
     ) -> MicroLoss:
         """Loss of an update's micro-batches over all its tokens, each times its row's weight; adds to `sums`."""
@@ -140,9 +122,8 @@ class GrpoLearner(Updater):
             fresh_K = micro.per_token([not row.old_logprobs for row in rows]).bool()
             old_K = micro.pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows])
             sampled_K = micro.pick([row.sampled_logprobs for row in rows])
-            advantages_K = micro.pick([row.token_advantages for row in rows])
+            advantages_K = micro.per_token([row.advantage for row in rows])
             attempts_K = micro.per_token(range(len(rows))).long()
-            chosen_K = micro.pick(chosen).bool()
             weights_K = micro.per_token(weights)
             reference_K = None if reference is None else micro.pick(reference)
 
@@ -157,7 +138,6 @@ class GrpoLearner(Updater):
                     sampled_logprobs=sampled_K[scope],
                     advantages=advantages_K[scope],
                     attempts=attempts_K[scope],
-                    chosen=chosen_K[scope],
                 )
                 losses_S, bounded_S = self._loss_of_tokens(some)
                 weights_S, weights_C = weights_K[scope], weights_K[chunk]
@@ -222,21 +202,13 @@ class Reference:
         return ((local(parameter), local(self.weights[name])) for name, parameter in trained(self._model))
 
 
-def _by_row(places: Sequence[int], rows: Sequence[BatchRow]) -> list[list[bool]]:
-    """[N][T] whether a token is among `places`, indices into the loss tokens of all rows."""
-    number, among = itertools.count(), set(places)
-    return [[mine and next(number) in among for mine in row.loss_mask] for row in rows]
-
-
 def _scored(
     rows: Sequence[BatchRow],
     logprobs: Sequence[Sequence[float]],
     entropies: Sequence[Sequence[float]],
-    energies: Sequence[Sequence[float]] = (),
 ) -> tuple[BatchRow, ...]:
     """Rows with a pass's results; a row keeps the old logprobs that it already has."""
-    found = zip(rows, logprobs, entropies, energies or [row.energies for row in rows], strict=True)
     return tuple(
-        replace(row, old_logprobs=row.old_logprobs or own, entropies=row.entropies or entropy, energies=energy)
-        for row, own, entropy, energy in found
+        replace(row, old_logprobs=row.old_logprobs or own, entropies=row.entropies or entropy)
+        for row, own, entropy in zip(rows, logprobs, entropies, strict=True)
     )

@@ -1,30 +1,21 @@
 """Published policy losses over the same tokens (`protocols.PolicyLoss`), each as its paper defines it; importance
-weights for tokens that older weights or another engine wrote; the KL distance from a reference; and advantages of turns
-and tokens (those of attempts are in `advantages.py`). A loss returns one number per token; the learner takes the mean
-and adds the other terms.
+weights for tokens that older weights or another engine wrote; and the KL distance from a reference. A loss returns one
+number per token; the learner takes the mean and adds the other terms.
 
 r is a token's probability ratio, current over old; A its advantage. If a step has one update, every r is 1 and all
-losses except `sapo` and `clip_cov` have the gradient of `gpg`; they differ on tokens whose probability has changed."""
+losses except `sapo` have the gradient of `gpg`; they differ on tokens whose probability has changed."""
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import compress, groupby
 from pathlib import Path
-from statistics import fmean
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
-from rocstar.learning.advantages import advantages
 from rocstar.protocols import PolicyLoss, PolicyTokens
 from rocstar.support.plugins import is_reference, named, own_code
-from rocstar.types import Batch, BatchRow, seed_for
 
 MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
 DPPO_CAP = 20.0  # of the ratio in DPPO, which bounds the divergence instead (its section 5.4)
@@ -124,53 +115,8 @@ def gmpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
 gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
 
 
-# -- of tokens chosen among those of the whole update (arXiv 2505.22617) -----------------------------------------------
-
-
-def covariances(rows: Sequence[BatchRow]) -> torch.Tensor:
-    """[K] for each token of an update: (log p - its mean) (A - its mean). Ours: p is that at the step's beginning, so
-    the choice does not depend on packing; verl uses the current p, equal in the first update."""
-    own = [value for row in rows for value in compress(row.old_logprobs, row.loss_mask)]
-    logprobs = torch.tensor(own, dtype=torch.double)
-    others = [value for row in rows for value in compress(row.token_advantages, row.loss_mask)]
-    advantages_K = torch.tensor(others, dtype=torch.double)
-    return (logprobs - logprobs.mean()) * (advantages_K - advantages_K.mean())
-
-
-def some_in_band(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
-    """Drawn uniformly among tokens whose covariance lies between the bounds; seeded by the first row, so that a
-    repeated step draws the same tokens, even in a run older than `RowOrigin`."""
-    values, first = covariances(rows), "/".join(map(str, rows[0].origin)).removesuffix("/0")
-    band = ((values > settings.covariance_low) & (values < settings.covariance_high)).nonzero()[:, 0].tolist()
-    rng = random.Random(seed_for("clip_cov", first, *rows[0].token_ids))
-    return rng.sample(band, min(len(band), max(1, int(settings.covariance_share * len(values)))))
-
-
-def highest(rows: Sequence[BatchRow], settings: LearningSection) -> list[int]:
-    """The tokens of highest covariance."""
-    values = covariances(rows)
-    places: list[int] = values.topk(max(1, int(settings.covariance_share * len(values)))).indices.tolist()
-    return places
-
-
-def clip_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """GRPO's loss without dual_clip; chosen tokens have no gradient, the others are clipped, as in verl's code."""
-    losses, bounded = clipped(log_ratios(tokens).exp(), tokens, settings)
-    return losses.masked_fill(tokens.chosen, 0.0), bounded | tokens.chosen
-
-
-def kl_cov(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """- r A, plus covariance_kl |log r| for chosen tokens."""
-    moved = log_ratios(tokens)
-    losses = -moved.exp() * tokens.advantages + settings.covariance_kl * moved.abs() * tokens.chosen
-    return losses, torch.zeros_like(tokens.chosen)
-
-
-Choice = Callable[[Sequence[BatchRow], LearningSection], list[int]]
-"""An update's scored rows -> indices, over all its tokens, where `PolicyTokens.chosen` is true."""
-CHOICES: Mapping[str, Choice] = {"clip_cov": some_in_band, "kl_cov": highest}
 LOSSES: Mapping[str, PolicyLoss] = {
-    each.__name__: each for each in (grpo, cispo, clip_cov, dppo_kl, dppo_tv, gmpo, gpg, gspo, kl_cov, sapo)
+    each.__name__: each for each in (grpo, cispo, dppo_kl, dppo_tv, gmpo, gpg, gspo, sapo)
 }
 """By their names in a recipe; tests/contracts/test_loss.py runs over them."""
 
@@ -208,7 +154,7 @@ def loss_of(
         return losses, bounded
 
     logprobs, places = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.arange(3)
-    others = {"advantages": 1.0 - places, "attempts": places, "chosen": places > 2}
+    others = {"advantages": 1.0 - places, "attempts": places}
     others |= {name: logprobs.detach().clone() for name in ("old_logprobs", "sampled_logprobs")}
     losses, _ = checked(PolicyTokens(logprobs=logprobs, **others))
     with own_code(f"{setting} has no gradient by logprobs", found):
@@ -260,47 +206,3 @@ def kl_to_reference(logprobs_T: torch.Tensor, reference_T: torch.Tensor) -> torc
     Source: Schulman, "Approximating KL divergence" (k3); off by default, as in the paper."""
     difference = (reference_T - logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return difference.exp() - difference - 1
-
-
-# -- advantages of turns and tokens ------------------------------------------------------------------------------------
-
-
-def gtpo(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float]]:
-    """A turn's return is the reward times turn_discount for each later turn; its advantage is that of `grpo` over the
-    returns of all turns of the group (GTPO, arXiv 2511.14846, with the outcome reward only: no turn rewards, no
-    shaping)."""
-    turns = [[sum(run) for mine, run in groupby(row.loss_mask) if mine] or [0] for row in rows]
-    discounts = [[settings.turn_discount**later for later in reversed(range(len(some)))] for some in turns]
-    returns = [row.advantage * each for row, some in zip(rows, discounts, strict=True) for each in some]
-    found = iter(advantages(returns, bool(settings.normalize_by_std)))
-    return [[value for count, value in zip(some, found, strict=False) for _ in range(count)] for some in turns]
-
-
-def otb(rows: Sequence[BatchRow], settings: LearningSection) -> list[list[float]]:
-    """Reward minus the optimal token baseline (arXiv 2602.07078): at the t-th token of an attempt the mean reward of
-    all attempts of at least t tokens, weighted by the energies of their first t tokens; 0 if only one is that long, as
-    in verl."""
-    paths = [torch.tensor([*compress(row.energies, row.loss_mask)], dtype=torch.double).cumsum(0) for row in rows]
-    weights_TG, rewards_G = pad_sequence(paths), torch.tensor([row.advantage for row in rows], dtype=torch.double)
-    baseline = (weights_TG * rewards_G).sum(1) / (weights_TG.sum(1) + 1e-8)
-    baseline[sorted(map(len, paths))[-2] :] = 0
-    return [(row.advantage - baseline[: len(path)]).tolist() for row, path in zip(rows, paths, strict=True)]
-
-
-TokenAdvantages = Callable[[Sequence[BatchRow], LearningSection], list[list[float]]]
-"""Rows of a group's kept attempts, whose `advantage` is still the reward -> advantages of each row's policy tokens."""
-TOKEN_ADVANTAGES: Mapping[str, TokenAdvantages] = {"gtpo": gtpo, "otb": otb}
-
-
-def by_token(batches: Sequence[Batch], settings: LearningSection) -> list[Batch]:
-    """A step's batches, whose rows hold rewards as advantages, with the advantage of each token filled in."""
-    groups, found = defaultdict(list), {}
-    for row in (row for batch in batches for row in batch.rows):
-        groups[row.origin.group].append(row)
-    for rows in groups.values():
-        rows.sort(key=lambda row: row.origin)
-        for row, own in zip(rows, TOKEN_ADVANTAGES[settings.advantage](rows, settings), strict=True):
-            values = iter(own)
-            spread = [next(values) if mine else 0.0 for mine in row.loss_mask]
-            found[row.origin] = replace(row, advantages=spread, advantage=fmean(own or [0.0]), energies=())
-    return [replace(batch, rows=tuple(found[row.origin] for row in batch.rows)) for batch in batches]

@@ -11,12 +11,9 @@ from pathlib import Path
 from rocstar.config.sections import LearningSection, RlStage, Stage
 from rocstar.learning.advantages import advantage_of, rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.methods import by_token
 from rocstar.learning.policy import Policy
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.types import BatchRow, Group, Resampled, Update, seed_for
-
-Seen = Callable[[Update], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,33 +59,27 @@ def learn_step(
     seed: int,
     step: int,
     folders: Sequence[Path | str],
-    seen: Seen | None = None,
 ) -> LearnedStep:
-    """Resample, score, update. seed: of the run; step: of the run, from 1. seen: called with each update before the
-    next begins, with each token's share of its gradient."""
+    """Resample, score, update. seed: of the run; step: of the run, from 1."""
     chosen = list(map(choice_of_step(stage, seed, step, folders), groups))
     batch_rows = rows_of(chosen, advantage_of(stage.learning, folders), over_batch=stage.learning.over_batch)
-    updates, rows = learn_rows(stage.learning, learner, batch_rows, seed_for(seed, "step", step), seen)
+    updates, rows = learn_rows(stage.learning, learner, batch_rows, seed_for(seed, "step", step))
     return LearnedStep(chosen=chosen, updates=updates, rows=rows)
 
 
 def learn_rows(
-    settings: LearningSection, learner: GrpoLearner, rows: Sequence[BatchRow], seed: int, seen: Seen | None = None
+    settings: LearningSection, learner: GrpoLearner, rows: Sequence[BatchRow], seed: int
 ) -> tuple[list[Update], list[BatchRow]]:
     """Score and update: returns the updates, and all rows, scored. seed: of the shuffle before rows are split."""
     batches = split(rows, settings.updates_per_step, seed)
     narrow = settings.top_entropy_share < 1
     several = len(batches) * settings.epochs > 1
-    scored = several or narrow or settings.advantage == "otb"  # a single update takes its own pass's logprobs
+    scored = several or narrow  # a single update takes its own pass's logprobs
     learner.expect(rows, scored=scored)
     if scored:
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
-    if settings.by_token:
-        batches = by_token(batches, settings)
     updates = []
     for batch in batches * settings.epochs:
         learnt_from = top_entropy(batch, settings.top_entropy_share) if narrow else batch
-        updates.append(learner.update(learnt_from, traced=seen is not None))
-        if seen:
-            seen(updates[-1])
-    return updates, [row for part in (batches if several or narrow else updates) for row in part.rows]
+        updates.append(learner.update(learnt_from))
+    return updates, [row for part in (batches if scored else updates) for row in part.rows]

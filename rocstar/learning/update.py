@@ -79,18 +79,15 @@ class Updater:
         self.updates, self._policy.version = counters.tolist()
 
     @torch.no_grad()
-    def numbers(
-        self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]], *, energies: bool = False
-    ) -> list[list[list[float]]]:
-        """Log-probabilities and entropies of all rows under the current weights, and energies on request: the numbers
-        of `score_tokens`, in the shape of `_collected`."""
+    def numbers(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[list[list[float]]]:
+        """Log-probabilities and entropies of all rows under the current weights, in the shape of `_collected`."""
         self._policy.model.eval()
         found: Found = []
         with self._policy.head(self._temperature) as head:
             for micro in self._counted(ids, self._pack(ids, counted), SCORED):
                 with self._policy.autocast():
                     hidden = hidden_states(self._policy.model, micro)
-                    numbers = score_tokens(head, hidden[micro.places_K], micro.targets_K, energies=energies)
+                    numbers = score_tokens(head, hidden[micro.places_K], micro.targets_K)
                 found.append((micro, numbers))
         reshard(self._policy.model)
         return self._collected(ids, found)
@@ -103,12 +100,10 @@ class Updater:
         counted: Sequence[Sequence[bool]],
         loss_of: MicroLoss,
         sums: dict[str, torch.Tensor],
-        *,
-        traced: bool = False,
     ) -> tuple[Found, dict[str, float]]:
         """Losses add what they report to `sums`, which must hold `loss`; metrics are these, summed, and grad_norm,
         learning_rate and skipped (1: the gradient was not finite and weights were left unchanged). `Found` holds
-        logprobs and entropies; traced: also the norm of each token's gradient at its hidden state.
+        logprobs and entropies.
 
         Raises RunHalted after MOST_SKIPPED skipped updates in a row."""
         self._policy.without_dropout()
@@ -117,10 +112,7 @@ class Updater:
         found: Found = []
         with self._policy.head(self._temperature) as head:
             for micro in self._counted(ids, self._pack(ids, counted)):
-                numbers, gradient_KD = self._backward(head, micro, loss_of)
-                if traced:
-                    numbers = torch.cat((numbers, gradient_KD.float().norm(dim=1)[None]))
-                found.append((micro, numbers))
+                found.append((micro, self._backward(head, micro, loss_of)))
         metrics = self.ranks.sum(sums)
         return found, {**metrics, **self._step(metrics["loss"])}
 
@@ -162,7 +154,7 @@ class Updater:
                     kind[i][t] = value
         return rows
 
-    def _backward(self, head: Head, micro: MicroBatch, loss_of: MicroLoss) -> tuple[torch.Tensor, torch.Tensor]:
+    def _backward(self, head: Head, micro: MicroBatch, loss_of: MicroLoss) -> torch.Tensor:
         with self._policy.autocast():
             hidden = hidden_states(self._policy.model, micro)
             predictors = hidden.detach()[micro.places_K]
@@ -170,7 +162,7 @@ class Updater:
             numbers, gradient_KD = backward_tokens(head, predictors, micro.targets_K, loss)
         gradient = torch.zeros_like(hidden).index_copy_(0, micro.places_K, gradient_KD)
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
-        return numbers, gradient_KD
+        return numbers
 
     def _step(self, loss: float) -> dict[str, float]:
         parameters = [p for p in self._policy.parameters if p.grad is not None]

@@ -82,8 +82,7 @@ def host_memory(
         at_once.append(_at_once(asked, rollout.attempts_per_problem, prompt, rollout.max_response_tokens))
     engine, cache = _engine_parts(recipe.rollout, shape, itemsize, positions, at_once)
     written = max(attempts for attempts, _ in at_once) * positions * ATTEMPT_BYTES
-    more = (max(stage.rollout.carry_over > 0, stage.rollout.refill) for stage in recipe.rl_stages)
-    written *= 1 + max(more, default=0)  # carried attempts count too, or further rounds
+    written *= 1 + max((stage.rollout.refill for stage in recipe.rl_stages), default=0)
     lengths = {stage.name: rows.get(stage.name) or [positions] for stage in recipe.stage}
     passes = max((_pass_bytes(one, shape, lengths[one.name], recipe.model) for one in recipe.stage), default=0.0)
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)

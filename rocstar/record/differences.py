@@ -1,11 +1,9 @@
-"""Compares runs: settings that differ, each metric after equally many steps of a stage, and plots of metrics."""
+"""Compares runs: settings that differ, and each metric after equally many steps of a stage."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -82,79 +80,3 @@ def _by_stage(run: RunFolder) -> dict[str, list[Row]]:
 def _came_to(rows: Sequence[Row], metric: str) -> float | None:
     values = [row[metric] for row in rows[-LAST_STEPS:] if row.get(metric) is not None]
     return fmean(values) if values else None
-
-
-# Metrics of runs as a picture: one panel a metric, one line a run. Needs matplotlib.
-
-DRAWN_METRICS = ("reward/mean", "tool/error_share_in_correct", "len/tokens", "policy/entropy")
-PANELS_BESIDE = 4  # panels beside each other
-ENDINGS = (".png", ".svg", ".pdf")
-Rows = Sequence[Mapping[str, Any]]
-AXES: dict[str, Callable[[Rows], list[float]]] = {
-    "step": lambda rows: [row["step"] for row in rows],
-    "seconds": lambda rows: _summed(rows, "step/seconds"),
-    "tokens": lambda rows: _summed(rows, "step/tokens"),
-}
-"""Quantities of the x axis: steps, or seconds or tokens (written, or learnt from in the cold start) so far."""
-
-
-def plot(runs: Sequence[RunFolder], named: Sequence[str] | None, axis: str, path: Path) -> None:
-    """Draw metrics of runs into a file. named: which ones; by default those of DRAWN_METRICS that any run has. Raises
-    ConfigError for a metric that no run has, a file name that is not a picture's, or an unknown axis; OSError."""
-    read = {run.name: list(read_journal(run.metrics)) for run in runs}
-    # Defaults that can be drawn: a run in which nothing was right has no error share among right attempts.
-    there = _known(read)
-    metrics = named or [metric for metric in DRAWN_METRICS if metric in there] or there[:PANELS_BESIDE]
-    if not metrics:
-        raise ConfigError(f"{', '.join(read)} has no metrics yet that could be drawn; wait for a first step")
-    _refuse(read, metrics, axis, path)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = min(PANELS_BESIDE, len(metrics))
-    lines = -(-len(metrics) // columns)
-    figure, grid = pyplot.subplots(lines, columns, figsize=(4.6 * columns, 3.4 * lines), squeeze=False)
-    for panel, metric in zip(grid.flat, metrics, strict=False):
-        for name, rows in read.items():
-            _line(panel, name, rows, metric, axis)
-        panel.set(title=metric, xlabel=axis)
-    for panel in grid.flat[len(metrics) :]:
-        panel.axis("off")
-    grid[0][0].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
-
-
-def _line(panel: Any, name: str, rows: Rows, metric: str, axis: str) -> None:
-    """Draw the existing values, and a thin line at the beginning of each stage but the first."""
-    places = AXES[axis](rows)
-    points = [(x, row[metric]) for x, row in zip(places, rows, strict=True) if row.get(metric) is not None]
-    drawn = panel.plot(
-        [x for x, _ in points], [y for _, y in points], label=name, marker="." if len(points) < 3 else ""
-    )
-    begins = [x for x, before, row in zip(places[1:], rows, rows[1:], strict=False) if before["stage"] != row["stage"]]
-    for x in begins:
-        if points and x > points[0][0]:
-            panel.axvline(x, color=drawn[0].get_color(), linewidth=0.5, linestyle=":")
-
-
-def _known(read: Mapping[str, Rows]) -> list[str]:
-    return sorted({key for rows in read.values() for row in rows for key in row if isinstance(row[key], float)})
-
-
-def _refuse(read: Mapping[str, Rows], metrics: Sequence[str], axis: str, path: Path) -> None:
-    known = _known(read)
-    missing = [metric for metric in metrics if metric not in known]
-    if missing:
-        raise ConfigError(f"no run has a metric {missing[0]}; they have {', '.join(known) or 'none yet'}")
-    if axis not in AXES:
-        raise ConfigError(f"--x {axis} is none of {', '.join(AXES)}")
-    if path.suffix not in ENDINGS:
-        raise ConfigError(f"{path} would be no picture; let its name end in {', '.join(ENDINGS)}")
-
-
-def _summed(rows: Rows, key: str) -> list[float]:
-    return list(accumulate(row.get(key) or 0.0 for row in rows))

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
 
 SCHEMA_VERSION = 1
-SIZED_PARTS = ("checkpoints", "rollouts", "evals", "sft_rows", "weights")
 """Listed separately in the size of a run; the rest is small."""
 SHOWN_NAMES = 5  # of runs, in a message
 NAME_BYTES = 240  # the limit of file systems, less the suffixes added to a name
@@ -53,7 +52,6 @@ class RunFolder:
         self.rollouts = self.path / "rollouts"
         self.evals = self.path / "evals"
         self.checkpoints = self.path / "checkpoints"
-        self.replays = self.path / "replays"
         self.calls = self.path / "calls"
         self.resolved = self.path / "config.resolved.json"
         """The settings in force; resume reads these."""
@@ -164,14 +162,6 @@ class RunFolder:
         """The file of finished model calls in a step that no checkpoint holds yet."""
         return self.calls / f"{step_name(step)}.jsonl"
 
-    def replay(self, step: int | None) -> Path:
-        """The file of `rocstar replay` results of a step under other settings; None: of all RL steps, unchanged."""
-        return self.replays / f"{'steps' if step is None else step_name(step)}.json"
-
-    def replayed_steps(self) -> list[int]:
-        """Steps replayed under other settings, ascending."""
-        return sorted(map(step_of, self.replays.glob("step=[0-9]*.json")))
-
     def pool(self, stage: str) -> Path:
         """The file of results on the problems that a stage chose from."""
         return self.path / "pools" / f"{stage}.json"
@@ -236,13 +226,12 @@ class RunFolder:
         return locked(self.path, f"run {self.name}")
 
     def rewind(self, step: int) -> None:
-        """Delete the records after `step`, which resuming makes again: metrics, rollouts, evaluations, replays,
-        summary; and unfinished writes. Only for the holder of the lock."""
+        """Delete the records after `step`, which resuming makes again: metrics, rollouts, evaluations, summary; and
+        unfinished writes. Only for the holder of the lock."""
         with Journal(self.metrics) as metrics:
             metrics.truncate_after(step)
         self.summary.unlink(missing_ok=True)
-        self.replay(None).unlink(missing_ok=True)
-        for file in (*self.rollouts.glob("step=[0-9]*.parquet"), *self.replays.glob("step=[0-9]*.json")):
+        for file in self.rollouts.glob("step=[0-9]*.parquet"):
             if step_of(file) > step:
                 file.unlink()
         for folder in self.evals.glob("*/step=[0-9]*"):
@@ -337,13 +326,7 @@ def _no_place(base: Path | str, why: str) -> ConfigError:
     return ConfigError(f"no run folder can be made in {base} ({why}); choose another with run.folder=FOLDER")
 
 
-# The size of runs on the disk, and freeing it. Nothing here touches a run that is being written.
-
-
-def sizes(run: RunFolder) -> dict[str, int]:
-    """Bytes on the disk by part, `other` last. A file that two runs share by hard links counts for both."""
-    found = {part: size_of(run.path / part) for part in SIZED_PARTS}
-    return {**found, "other": size_of(run.path) - sum(found.values())}
+# What runs leave on the disk that may go. Nothing here touches a run that is being written.
 
 
 def size_of(path: Path) -> int:
@@ -364,27 +347,6 @@ def delete(paths: list[Path]) -> None:
     """Raises OSError."""
     for path in paths:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-
-
-def remove(run: RunFolder) -> None:
-    """Delete a run. run.json is deleted first, so that a kill leaves no run without its files. Raises ConfigError if it
-    is being written or is only a link, and OSError."""
-    if run.path.is_symlink():
-        raise ConfigError(f"{run.path} is a link; delete the run where it lies ({run.path.resolve()})")
-    with run.locked():
-        (run.path / "run.json").unlink()
-    shutil.rmtree(run.path)
-
-
-def branches_of(run: RunFolder, others: list[RunFolder]) -> Iterator[RunFolder]:
-    """The runs that branched from one of its checkpoints."""
-    for other in others:
-        try:
-            origin = other.identity.get("branched_from")
-        except DataError:
-            continue  # a broken run.json must not prevent deleting others
-        if origin and Path(origin["run"]) == run.path.resolve():
-            yield other
 
 
 def _blocks(file: Path) -> int:

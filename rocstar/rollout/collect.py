@@ -10,19 +10,27 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
-from rocstar.rollout.carry import OpenGroup, StepLimit
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing, run_episode
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, seed_for
 
 AS_THE_MODEL_SAYS = Sampling(max_new_tokens=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledStep:
+    """The attempts of a step."""
+
+    groups: list[Group]
+    """Groups to learn from."""
+    refilled: int = 0
+    """How many of the groups, the last ones, replace groups without a signal (`rollout.refill`)."""
 
 
 class AttemptMaker(Protocol):
@@ -74,35 +82,7 @@ class Roller:
             note=self.note,
         )
 
-    async def advance(
-        self, open_group: OpenGroup, limit: StepLimit | None, *, sampling: Sampling, attempts: int
-    ) -> OpenGroup:
-        """A group whose attempts go on until they end, or the limit sets them aside; verified once none is open.
-        attempts: how many, for a group that has none yet."""
-        problem, there = open_group.group.problem, open_group.group.trajectories
-        attempts = len(there) or attempts
-
-        async def attempt(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
-            before = there[index] if there else None
-            if before and before.stop is not Stop.SET_ASIDE:
-                return before
-            seeded = replace(sampling, seed=seed_for(*identity))
-            if limit is None:
-                return await self.attempt(problem, index, seeded, before)
-            return await limit.attempt(problem.id, partial(self.attempt, problem, index, seeded))
-
-        identity = (open_group.seed, problem.id)
-        group = await verified_group(problem, attempt, self.verifier, attempts, identity, self.note)
-        return replace(open_group, group=group)
-
-    async def attempt(
-        self,
-        problem: Problem,
-        index: int,
-        sampling: Sampling,
-        before: Trajectory | None = None,
-        most: int | None = None,
-    ) -> Trajectory:
+    async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         """One attempt, not yet verified; its randomness follows from `sampling.seed`. See `run_episode`."""
         sampling = replace(sampling, stop_token_ids=self.stop_token_ids)
         async with self.places:
@@ -116,8 +96,6 @@ class Roller:
                 sampling=sampling,
                 session_id=f"{sampling.seed:x}/{problem.id}/{index}",
                 note=self.note,
-                before=before,
-                most=most,
             )
 
 
@@ -150,10 +128,8 @@ async def verified_groups(
 async def verified_group(
     problem: Problem, attempt: Attempt, verifier: Verifier, attempts: int, identity: tuple[int | str, ...], note: Note
 ) -> Group:
-    """`attempts` at a problem, verified when the last of them ends; not yet verified if some are set aside."""
+    """`attempts` at a problem, verified when the last of them ends."""
     drawn = await all_or_none(attempt(problem, index, (*identity, index)) for index in range(attempts))
-    if any(trajectory.stop is Stop.SET_ASIDE for trajectory in drawn):
-        return Group(problem=problem, trajectories=tuple(drawn))
     who = f"group {'/'.join(map(str, identity))}"
     note(who, "the verifier")
     try:

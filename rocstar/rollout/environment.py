@@ -18,7 +18,7 @@ from rocstar.dialogue.template import Template, prompt_of
 from rocstar.errors import EngineUnavailable
 from rocstar.protocols import AttemptTool, Environment, Reply, Tool, ToolSpec
 from rocstar.rollout.together import all_or_none
-from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, Turn, seed_for
+from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +118,6 @@ class ToolEnvironment:
             return Reply(calls=tuple(calls), results=results, stop=Stop.MAX_TOKENS)
         self._used_tokens += len(ids)
         return Reply(calls=tuple(calls), results=results, reply_ids=ids)
-
-    async def again(self, turns: Sequence[Turn]) -> None:
-        """Run the calls of the attempt's own tools again, to restore their state."""
-        for turn in turns:
-            self._turns += 1
-            self._calls += len(turn.calls)
-            self._used_tokens += len(turn.completion.token_ids) + len(turn.reply_ids)
-            ran = turn.calls[: self._limits.max_parallel_calls]
-            await self._run_all([call for call in ran if self._named.get(call.tool) in self._own])
 
     async def close(self) -> None:
         """May be called twice."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rocstar.errors import Unavailable
-from rocstar.protocols import Engine, Environment, Reply, ResumableEnvironment
-from rocstar.types import Finish, Problem, Sampling, Stop, Trajectory, Turn, joined, seed_for
+from rocstar.protocols import Engine, Environment, Reply
+from rocstar.types import Problem, Sampling, Stop, Trajectory, Turn, seed_for
 
 Note = Callable[[str, str | None], None]
 """(who, what it waits for), called at each change, with None at the end; `rocstar.support.watch.Watch.note` is one."""
@@ -33,52 +33,27 @@ async def run_episode(
     session_id: str,
     note: Note = note_nothing,
     begun: tuple[int, ...] | None = None,
-    before: Trajectory | None = None,
-    most: int | None = None,
 ) -> Trajectory:
     """One attempt, from opening to end. `sampling.max_new_tokens` is replaced by the environment's remaining budget;
     turn t samples with a seed made of (sampling.seed, t). Cancelling it cancels the engine request or tool call.
     However it ends, the environment and the engine's session are closed.
 
-    begun: tokens of an attempt to continue, its last reply included; they are the trajectory's prompt. before: the
-    attempt to go on with, as it was set aside. most: tokens that it may sample in all before it is set aside.
+    begun: tokens of an attempt to continue, its last reply included; they are the trajectory's prompt.
     """
     started = time.monotonic()
     prompt_ids = environment.opening() if begun is None else begun
-    ids = list(before.token_ids if before else prompt_ids)
-    turns = list(before.turns if before else ())
-    part = turns.pop().completion if turns and not turns[-1].reply_ids else None  # of an unfinished turn
+    ids = list(prompt_ids)
+    turns: list[Turn] = []
     stop, fault = None, None
     try:
-        if before:
-            assert isinstance(environment, ResumableEnvironment)
-            await environment.again(turns)
         while stop is None:
-            room, sampled = environment.budget(), sum(len(turn.completion.token_ids) for turn in turns)
-            number, tokens = len(turns), room if most is None else min(room, most - sampled)
-            if before and room <= (len(part.token_ids) if part else 0):  # the limit is lower than when it was set aside
-                turns += [Turn(completion=part)] if part else []
-                stop = Stop.MAX_TOKENS
-                break
-            if not tokens:
-                stop = Stop.SET_ASIDE
-                break
             note(session_id, "an engine")
-            sent, name = time.monotonic(), f"{session_id}/turn{number}"
-            seed = seed_for(sampling.seed, number)
-            if part:
-                done = len(part.token_ids)
-                seed, name, tokens = seed_for(sampling.seed, number, done), f"{name}+{done}", tokens - done
-            request = replace(sampling, max_new_tokens=tokens, seed=seed)
+            sent, number = time.monotonic(), len(turns)
+            request = replace(sampling, max_new_tokens=environment.budget(), seed=seed_for(sampling.seed, number))
+            name = f"{session_id}/turn{number}"
             completion = await engine.generate(ids, request, request_id=name, session_id=session_id)
-            if part:
-                completion, ids, part = joined(part, completion), ids[: len(ids) - len(part.token_ids)], None
             received = time.monotonic()
             turns.append(Turn(completion=completion, engine_seconds=received - sent))
-            written = len(completion.token_ids)
-            if completion.finish is Finish.LENGTH and most == sampled + written and written < room:
-                stop = Stop.SET_ASIDE
-                break
             note(session_id, "a tool")
             reply = await environment.reply(completion)
             turns[-1] = answered(turns[-1], reply, time.monotonic() - received)
@@ -97,7 +72,7 @@ async def run_episode(
         turns=tuple(turns),
         stop=stop,
         fault=fault,
-        seconds=time.monotonic() - started + (before.seconds if before else 0.0),
+        seconds=time.monotonic() - started,
         tool_seconds=sum(turn.tool_seconds or 0.0 for turn in turns),
     )
 

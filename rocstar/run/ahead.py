@@ -21,8 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rocstar.rollout.carry import RolledStep
-from rocstar.rollout.collect import Roller
+from rocstar.rollout.collect import RolledStep, Roller
 from rocstar.support.pace import time_left
 from rocstar.support.watch import Watch
 from rocstar.types import Problem, Sampling, Trajectory
@@ -138,18 +137,10 @@ class CountedRoller(Roller):
 
     count: Attempts
 
-    async def attempt(
-        self,
-        problem: Problem,
-        index: int,
-        sampling: Sampling,
-        before: Trajectory | None = None,
-        most: int | None = None,
-    ) -> Trajectory:
-        self.count.total += before is not None  # besides the part that was done
-        trajectory = await Roller.attempt(self, problem, index, sampling, before, most)
+    async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+        trajectory = await Roller.attempt(self, problem, index, sampling)
         self.count.done += 1
-        self.count.calls += len(trajectory.results) - (len(before.results) if before else 0)
+        self.count.calls += len(trajectory.results)
         return trajectory
 
 

@@ -4,8 +4,7 @@ checkpoints/step=000042/
     model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; with
                    model.lora_rank adapter/ of PEFT's format, and model.safetensors only at a stage's end
     learner/       fp32 weights that are trained and optimizer state
-    state.json     Progress; of `carried` only whether it exists; `bytes` and `hashes` of each file of the two folders
-    carried.json   what the last step carried over to the next, with rollout.carry_over
+    state.json     Progress; `bytes` and `hashes` of each file of the two folders
 """
 
 from __future__ import annotations
@@ -13,26 +12,18 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from rocstar.config.sections import RunSection
 from rocstar.dialogue.codec import Codec
-from rocstar.errors import DataError
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import ADAPTER_FOLDER, Policy
 from rocstar.learning.update import Updater
-from rocstar.record.atomic import whole_folder, write_atomic, write_json
+from rocstar.record.atomic import whole_folder, write_json
 from rocstar.record.folder import RunFolder
-from rocstar.rollout.carry import Carried
-from rocstar.support.weights import marks_of, put_back, refuse_changed, refuse_other_base, state_of
-from rocstar.types import Problem
-
-CARRIED = TypeAdapter(Carried)
+from rocstar.support.weights import marks_of, refuse_changed, refuse_other_base, state_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,8 +40,6 @@ class Progress:
     """Optimizer updates so far."""
     stage_complete: bool = False
     """Whether the stage under way has done all its steps."""
-    carried: Carried = field(default_factory=Carried)
-    """What its last step carried over to the next."""
 
 
 class Checkpoints:
@@ -93,11 +82,7 @@ def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Updater
     with whole_folder(folder.checkpoint(progress.step)) as fresh:
         policy.save(fresh / "model", merged=progress.stage_complete)
         learner.save(fresh)
-        carries = progress.carried != Carried()
-        state = asdict(replace(progress, carried=Carried())) | {"carried": carries, **marks_of(fresh)}
-        write_json(fresh / "state.json", state)
-        if carries:
-            write_atomic(fresh / "carried.json", _dumped(progress.carried).encode())
+        write_json(fresh / "state.json", asdict(progress) | marks_of(fresh))
 
 
 def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
@@ -105,11 +90,9 @@ def latest(folder: RunFolder) -> tuple[Progress, Path] | None:
     for step in reversed(folder.checkpoint_steps()):
         path = folder.checkpoint(step)
         if (path / "state.json").is_file():
-            state, carried = state_of(path), path / "carried.json"
+            state = state_of(path)
             refuse_changed(path)
-            carries = state.get("carried", carried.is_file())  # absent in older checkpoints
-            done = {name: state[name] for name in state if name not in ("bytes", "hashes")}
-            return Progress(**done | {"carried": _read_carried(carried) if carries else Carried()}), path
+            return Progress(**{one.name: state[one.name] for one in fields(Progress) if one.name in state}), path
     return None
 
 
@@ -120,32 +103,6 @@ def opened(checkpoint: Path, base: Path | None = None) -> tuple[Any, Codec]:
     if base:
         refuse_other_base(folder / ADAPTER_FOLDER, base)
     return load_model(base or folder), Codec.load(folder)
-
-
-def with_problems(carried: Carried, problems: Sequence[Problem]) -> Carried:
-    """The same groups with the stage's own problems: JSON turned a loader's fields, such as a date, into text, which a
-    reward function would otherwise get only after a kill."""
-    known = {_dumped(problem): problem for problem in problems}
-    groups = (
-        replace(one, group=replace(one.group, problem=known.get(_dumped(one.group.problem), one.group.problem)))
-        for one in carried.groups
-    )
-    return replace(carried, groups=tuple(groups))
-
-
-def _dumped(value: Carried | Problem) -> str:
-    return json.dumps(asdict(value), default=str)  # keeps lone surrogates, which a model can write
-
-
-def _read_carried(file: Path) -> Carried:
-    try:
-        return CARRIED.validate_python(json.loads(file.read_bytes()))
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise DataError(
-            f"{file} holds the attempts that its step carried over to the next and cannot be read ({why}); "
-            f"{put_back(file.parent)}"
-        ) from None
 
 
 def prune(folder: RunFolder, keep: int) -> None:

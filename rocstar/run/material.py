@@ -385,7 +385,7 @@ def _foreign_calls(stage: str, conversations: Sequence[Chat], specs: Sequence[To
 def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
     """Describes the default correction for tokens of older weights, if the recipe does not set one."""
     for stage in stages:
-        most, cap = stage.rollout.stale_steps, stage.learning.importance_cap
+        most, cap = stage.rollout.max_staleness_steps, stage.learning.importance_cap
         if most and cap == STALE_CAP:
             yield (
                 f"stage {stage.name}: tokens may be {plural(most, 'step')} older than what learns from them, so their "

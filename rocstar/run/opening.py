@@ -35,7 +35,7 @@ from rocstar.record.identity import git_state, hardware, versions
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.calls import FinishedCalls
-from rocstar.run.checkpoints import Checkpoints, Progress, latest, opened, with_problems
+from rocstar.run.checkpoints import Checkpoints, Progress, latest, opened
 from rocstar.run.continued import is_reopened, made_again, note_surroundings
 from rocstar.run.material import (
     Material,
@@ -235,9 +235,6 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
             # Other changes are reported once it is known whether they were reverted.
             if change["step"] == progress.step and change["setting"].startswith("stage."):
                 screen.note(changed_setting(change))
-    if progress.carried.groups:
-        current_stage = material.recipe.stage[progress.stage].name
-        progress.carried = with_problems(progress.carried, material.problems[current_stage])
     if progress.stage_complete:
         stage = material.recipe.stage[progress.stage]
         if is_reopened(folder, stage.name, progress.step):

@@ -1,32 +1,28 @@
 """Repeats the learning of an RL step from the run folder: its attempts, and the newest checkpoint before it. Needs no
 engine and no sandbox. Steps between the checkpoint and the requested one are repeated on the way.
 
-With the run's own settings every result must be bit-identical: rewards, choice, advantages, log-probabilities, metrics
-and, if a checkpoint was kept, weights. With others it shows what would have been learnt from the same attempts at the
-same weights. Source: ours."""
+Every result must be bit-identical: rewards, choice, advantages, log-probabilities, metrics and, if a checkpoint was
+kept, weights. Source: ours."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocstar.answers.grade import Grader
 from rocstar.cluster.here import start_ranks
-from rocstar.config.recipe import changed, resolved_from_json
+from rocstar.config.recipe import resolved_from_json
 from rocstar.config.sections import Recipe, RlStage
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError, DataError, VerifierUnavailable
-from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model, use_threads
 from rocstar.learning.policy import Policy
-from rocstar.learning.step import LearnedStep, Seen, learn_step, rl_learner
+from rocstar.learning.step import LearnedStep, learn_step, rl_learner
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder, copy_metrics, share
@@ -43,7 +39,6 @@ from rocstar.record.rollouts import (
 )
 from rocstar.run.checkpoints import opened
 from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
-from rocstar.run.tried import Tried
 from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural
 from rocstar.support.weights import state_of
@@ -57,9 +52,6 @@ COMPARED = {
 """Columns of an attempt that follow from its text, the settings and the weights."""
 LEARNT_FROM = (*SHORT_COLUMNS, "prompt_ids", "token_ids", "sampled_logprobs")
 """Columns that trajectories are made of."""
-TRIED = ("learning.", "resample.")
-NEVER = ("learning.optimizer", "learning.kl_coefficient")
-"""Settings that depend on earlier steps: another optimizer's moments, a reference that was never kept."""
 THREADS = ("threads.count", "run.threads")
 """What another number of threads is called in the changes of a run, and was called before."""
 
@@ -184,10 +176,9 @@ def write_bundle(span: Span, target: Path) -> None:
 class Replay:
     """A run's RL stage, learnt again from a checkpoint on. Close it."""
 
-    def __init__(self, span: Span, variants: Sequence[Sequence[str]] = ()) -> None:
-        """variants: other settings to learn from the last step with. Raises ConfigError, DataError, OSError."""
+    def __init__(self, span: Span) -> None:
+        """Raises ConfigError, DataError, OSError."""
         self.span, self.run, self.recipe, self.stage = span, span.run, span.recipe, span.stage
-        self._variants = [(", ".join(settings), self._with(settings)) for settings in variants]
         use_threads(self.run.identity.get("threads", {}).get("count", 1))
         cluster = self.recipe.cluster.model_copy(update={"launcher": "processes", "learners": self.span.learners})
         self._ranks = start_ranks(cluster, self.recipe.model, os.environ)
@@ -205,22 +196,9 @@ class Replay:
         record and how, by name, the number of `metrics` compared, and whether it has `weights` in a checkpoint, which
         were compared too."""
         groups, version = self.groups(step), self.policy.version
-        return self._compared(step, groups, self._learn(self.stage, self.learner, step, groups), version)
-
-    def tried(self, step: int) -> Iterator[Tried]:
-        """The results of the next step under the run's own settings and then under each of the others, all from the
-        same weights and moments. It is still the next step afterwards."""
-        groups = self.groups(step)
-        with TemporaryDirectory(prefix="rocstar-replay-") as saved:
-            self.learner.save(Path(saved))
-            for settings, stage in (("as the run did", self.stage), *self._variants):
-                folders = self.recipe.run.modules
-                learner = rl_learner(self.policy, stage, folders, before=None, newest=Path(saved), inside=True)
-                result = Tried(settings=settings, groups=groups)
-                learnt = self._learn(stage, learner, step, groups, partial(result.add, learner))
-                result.metrics = mean_of_updates(learnt.updates)
-                yield result
-            self.learner.restore(Path(saved))
+        run = self.recipe.run
+        learnt = learn_step(self.stage, self.learner, groups, seed=run.seed, step=step, folders=run.modules)
+        return self._compared(step, groups, learnt, version)
 
     def groups(self, step: int) -> list[Group]:
         """The step's attempts as they were recorded, in order. Raises DataError."""
@@ -255,14 +233,6 @@ class Replay:
             self.policy, self.stage, recipe.run.modules, before=before, newest=checkpoint, inside=inside
         )
 
-    # -- a step -------------------------------------------------------------------------------------------------------
-
-    def _learn(
-        self, stage: RlStage, learner: GrpoLearner, step: int, groups: Sequence[Group], seen: Seen | None = None
-    ) -> LearnedStep:
-        run = self.recipe.run
-        return learn_step(stage, learner, groups, seed=run.seed, step=step, folders=run.modules, seen=seen)
-
     def _compared(self, step: int, groups: Sequence[Group], learnt: LearnedStep, version: int) -> dict[str, Any]:
         differs = {}
         recorded = read_table(self.run.rollout_file(step), [name for columns in COMPARED.values() for name in columns])
@@ -296,22 +266,6 @@ class Replay:
             return await judge.verify_all(pairs)
         finally:
             await grader.close()
-
-    # -- under other settings -----------------------------------------------------------------------------------------
-
-    def _with(self, settings: Sequence[str]) -> RlStage:
-        for setting in settings:
-            if not setting.startswith(TRIED) or setting.startswith(NEVER):
-                raise ConfigError(
-                    f"a replay takes no {setting!r}: it changes what is learnt from attempts that are there, so give "
-                    f"learning.KEY=VALUE or resample.KEY=VALUE, none of {', '.join(NEVER)}"
-                )
-        own = [f"stage.{self.stage.name}.{setting}" for setting in settings]
-        return next(
-            stage
-            for stage in changed(self.recipe, own, {}).stage
-            if isinstance(stage, RlStage) and stage.name == self.stage.name
-        )
 
 
 def _other_columns(step: int, records: Sequence[AttemptRecord], recorded: Any) -> set[str]:

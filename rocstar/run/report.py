@@ -18,7 +18,7 @@ from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
 from rocstar.evaluation.metrics import is_right, is_solved, means_of_parts, over_problems, summarise
 from rocstar.record.rollouts import AttemptRecord
-from rocstar.rollout.carry import RolledStep
+from rocstar.rollout.collect import RolledStep
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Update, Verdict, VersionSpan
 
 DECIDED = (Verdict.RIGHT, Verdict.WRONG)
@@ -137,7 +137,7 @@ def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
 def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, overlap: float) -> dict[str, float]:
     """How much older the weights that wrote a step's tokens were than those of `version`, which learnt from them; empty
     for a strictly on-policy stage. overlap: seconds. Raises ContractBroken past the stage's bound."""
-    most, per_step = stage.rollout.stale_steps, stage.learning.updates_of_step
+    most, per_step = stage.rollout.max_staleness_steps, stage.learning.updates_of_step
     if not most:
         return {}
     tokens: Counter[int] = Counter()
@@ -158,16 +158,12 @@ def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, ove
 
 
 def rolled_metrics(rolled: RolledStep, stage: RlStage) -> dict[str, float]:
-    """Counts of attempts carried over to the next step, and of groups that replace ones without a signal; empty for a
-    stage that does neither."""
-    found: dict[str, float] = {}
-    if stage.rollout.carry_over:
-        found |= {"carry/attempts": rolled.left.attempts, "carry/groups": len(rolled.left.groups)}
-    if stage.rollout.refill:
-        further = rolled.groups[len(rolled.groups) - rolled.refilled :]
-        tokens = sum(t.num_sampled_tokens for group in further for t in group.trajectories)
-        found |= {"refill/groups": rolled.refilled, "refill/tokens": tokens}
-    return {name: float(value) for name, value in found.items()}
+    """Counts of groups that replace ones without a signal; empty for a stage that replaces none."""
+    if not stage.rollout.refill:
+        return {}
+    further = rolled.groups[len(rolled.groups) - rolled.refilled :]
+    tokens = sum(t.num_sampled_tokens for group in further for t in group.trajectories)
+    return {"refill/groups": float(rolled.refilled), "refill/tokens": float(tokens)}
 
 
 def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -14,7 +14,6 @@ from rocstar.config.sections import Stage
 from rocstar.errors import RunHalted
 from rocstar.learning.update import Updater
 from rocstar.record.journal import read_journal
-from rocstar.rollout.carry import Carried
 from rocstar.run.alarms import new_alarms
 from rocstar.run.run import Run
 from rocstar.run.stages import expected_steps, why_over
@@ -74,11 +73,7 @@ class StageSteps:
             said = f"stage {stage.name} learnt nothing: no update of it had a finite gradient"
             raise RunHalted(f"{said}; take a model with sound weights, or correct your loss or reward, and begin again")
         if over:
-            steps, carried = progress.stage_step, progress.carried
-            if carried.groups:
-                run.screen.note(f"{stage.name}: {plural(carried.attempts, 'attempt')} carried over will not be ended")
-                run.tracker.event("carried_discarded", attempts=carried.attempts, groups=len(carried.groups))
-            progress.carried = Carried()
+            steps = progress.stage_step
             run.tracker.event("stage_end", name=stage.name, step=progress.step, steps=steps, reason=over)
             if steps < stage.steps:
                 run.screen.note(f"{stage.name} is over after {steps} of at most {plural(stage.steps, 'step')}: {over}")

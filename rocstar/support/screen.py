@@ -348,7 +348,6 @@ STEP_LINE: tuple[tuple[str, str, Form], ...] = (
     ("  pass {}", "pass/mean", share),
     ("  kept {}", "roc/kept", whole),
     ("/{}", "roc/attempts", whole),
-    (" carried {}", "carry/attempts", whole),
     (" refilled {}", "refill/groups", whole),
     ("  calls {}", "tool/calls", plain_number),
     (" err {}", "tool/error_rate", round_percent),

@@ -37,12 +37,11 @@ from rocstar.record.atomic import plain
 from rocstar.record.folder import read_json
 from rocstar.record.formats import Feedback, feedback_of
 from rocstar.record.journal import Tail, read_journal
-from rocstar.record.replays import carried, replays_of
 from rocstar.record.rollouts import COLUMNS, SHORT_COLUMNS, problem_of
 from rocstar.record.table import BadFilter, Where
 from rocstar.support.listen import ended_by_signals, is_loopback, listener, quiet_server, url_of
 from rocstar.view import query
-from rocstar.view.attempt import attempt_of, by_piece, decoder_of
+from rocstar.view.attempt import attempt_of, decoder_of
 from rocstar.view.curves import Curves
 from rocstar.view.index import SHORTEST, Index, Searches, cache_folder, sweep_cache
 from rocstar.view.query import evaluation_of, paired
@@ -265,17 +264,7 @@ def attempt(state: AppState, request: Request) -> Any:
     folder = index.source.tokenizer()
     part, step = request.query_params.get("part", "rollouts"), found[0]["step"]
     shown = attempt_of(found[0], decoder_of(folder) if folder else None, _feedback(index, part, step))
-    if shown["tokens"] and part == "rollouts" and (run := index.source.run):
-        gradient = carried(run, step, row, request.query_params.get("tried", ""))
-        shown["tokens"]["gradient"] = gradient and by_piece(gradient, shown["tokens"]["lengths"])
     return {**shown, "grp": at[0][0]}
-
-
-def replays(state: AppState, request: Request) -> Any:
-    run = state.source(request).run
-    if run is None:
-        raise KeyError("replay")
-    return replays_of(run, _number(request.query_params, "step") if request.query_params.get("step") else None)
 
 
 def _feedback(index: Index, part: str, step: int) -> Feedback | None:
@@ -315,7 +304,6 @@ ANSWERS: dict[str, Answer] = {
     "/api/run/{name}/group": group,
     "/api/run/{name}/what-if": what_if,
     "/api/run/{name}/attempt": attempt,
-    "/api/run/{name}/replays": replays,
     "/api/run/{name}/evaluation": evaluation,
 }
 

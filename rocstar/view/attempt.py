@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +79,6 @@ def merged(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
         found.append((text, end - start))
         start = end
     return found
-
-
-def by_piece(values: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    """Sums over the tokens of each piece."""
-    left = iter(values)
-    return [sum(islice(left, length)) for length in lengths]
 
 
 def _numbers(values: Sequence[float] | None, places: Sequence[int]) -> list[float | None] | None:

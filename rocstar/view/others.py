@@ -6,9 +6,7 @@
     inspect_ai  logs: .eval, .json
 
 Fields without a matching column are kept in `fields`, under their names. An unreadable row is skipped and reported with
-its place and field. Source: what the libraries' writers write; the reading is ours.
-
-Not here: dumps to learn from again (run/dumps.py)."""
+its place and field. Source: what the libraries' writers write; the reading is ours."""
 
 from __future__ import annotations
 

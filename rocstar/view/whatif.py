@@ -1,7 +1,6 @@
 """What another resampler or another penalty would have chosen of a recorded group, by training's own functions:
 a method with the run's seed gives the choice that was made; other settings give the one that would have been. Methods
-and advantages of the user's own are refused: neither a run folder nor a URL may name code that this page loads. So are
-advantages of turns and tokens, which are made of more than rewards.
+and advantages of the user's own are refused: neither a run folder nor a URL may name code that this page loads.
 
 The chance of being kept is counted over DRAWS choices with other seeds, for every method alike."""
 

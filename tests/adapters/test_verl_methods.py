@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,19 +13,17 @@ import numpy as np
 import torch
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
-from verl.workers.config import ActorConfig, PolicyLossConfig
+from verl.workers.config import ActorConfig
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import ADVANTAGES
-from rocstar.learning.methods import LOSSES, counts_by_attempt, importance_weights, otb
-from tests.adapters.tokens import compare, drawn, ours, row, tokens_of
+from rocstar.learning.methods import LOSSES, counts_by_attempt, importance_weights
+from tests.adapters.tokens import compare, drawn, ours, tokens_of
 
 OURS = {"grpo": "vanilla", "gmpo": "geo_mean"}
 """Names that differ."""
 BY_ATTEMPT = {"gspo", "sapo", "gmpo"}
 """Where verl takes the mean over attempts, by itself or by its advice."""
-SHARES = {"kl_cov": 0.2}
-"""Of tokens that are chosen; clip_cov, which draws, takes all there are."""
 AS_THEY_ARE: Mapping[str, tuple[float, float]] = {"gspo": (3e-2, 4e-2)}
 """clip_low and clip_high, where others than ours make sense."""
 
@@ -42,10 +39,7 @@ def test_loss_and_gradient_are_those_of_verl(name: str, spread: float) -> None:
     loss, _ = theirs(old, logprobs, advantages, mask, loss_agg_mode=mean, config=config)
     (expected,) = torch.autograd.grad(loss, logprobs)
 
-    settings = LearningSection(
-        loss=name, clip_low=low, clip_high=high, dual_clip=3.0,
-        covariance_share=SHARES.get(name, 1.0), covariance_low=0.1, covariance_high=2.0, covariance_kl=0.7,
-    )  # fmt: skip
+    settings = LearningSection(loss=name, clip_low=low, clip_high=high, dual_clip=3.0)
     found = ours(settings, "attempts" if name in BY_ATTEMPT else "tokens", rows)
     compare(name, f"verl {OURS.get(name, name)}", found, (loss.item(), expected))
 
@@ -82,35 +76,8 @@ def test_advantages_are_those_of_verl(name: str) -> None:
     compare(f"advantage {name}", f"verl {name}", (0.0, torch.tensor(own, dtype=torch.double)), (0.0, theirs[:, 0]))
 
 
-@pytest.mark.parametrize("name", ["tir_optimal_token_baseline", "optimal_token_baseline"])
-def test_the_optimal_token_baseline_is_that_of_verl(name: str) -> None:
-    """verl's form for tools takes the n-th token that each attempt has written together, with replies between them."""
-    old, _, _, mask = drawn(8, 0.0)
-    replies = torch.arange(mask.shape[1]) % 5 == 3 if name.startswith("tir") else torch.zeros(mask.shape[1]).bool()
-    mask = mask * ~replies
-    squares = old.exp().square() + (1 - old.exp()).square() / 50
-    index, rewards = np.array([0, 0, 0, 1, 1, 1]), torch.tensor([1.0, 0.0, 1.0, 0.0, 0.25, 1.0], dtype=torch.double)
-    given = torch.zeros_like(old)
-    for place, each in enumerate(mask):
-        given[place, int(each.nonzero()[-1])] = rewards[place]
-    estimator: Any = core_algos.get_adv_estimator_fn(name)
-    theirs, _ = estimator(given, mask, index=index, old_log_probs=old, sum_pi_squared=squares)
-    energies = 1 - 2 * old.exp() + squares
-    rows = [
-        replace(
-            row(mask.shape[1], float(reward), logprobs.tolist()), loss_mask=each.bool().tolist(), energies=own.tolist()
-        )
-        for reward, logprobs, each, own in zip(rewards, old, mask, energies, strict=True)
-    ]
-    own = [a for group in (rows[:3], rows[3:]) for some in otb(group, LearningSection()) for a in some]
-    compare("advantage otb", f"verl {name}", (0.0, torch.tensor(own, dtype=torch.double)), (0.0, theirs[mask.bool()]))
-
-
 def actor(low: float, high: float, cap: float) -> Any:
     return ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, ppo_mini_batch_size=1,
         clip_ratio=low, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=cap, tau_pos=1.0, tau_neg=1.05,
-        policy_loss=PolicyLossConfig(
-            clip_cov_ratio=1.0, clip_cov_lb=0.1, clip_cov_ub=2.0, kl_cov_ratio=SHARES["kl_cov"], ppo_kl_coef=0.7
-        ),
     )  # fmt: skip

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +15,99 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL has an environment of its own: scripts/adapters_env")
 
+import torch
+from datasets import Dataset
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.log import read_eval_log, recompute_metrics, write_eval_log
+from inspect_ai.log import read_eval_log, write_eval_log
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import Score, Target, match, mean, scorer
 from inspect_ai.solver import TaskState, generate, use_tools
 from inspect_ai.tool import Tool, ToolError, tool
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
 
-from rocstar.cli import main as cli
 from rocstar.record.rollouts import read_table
-from tests.adapters.test_dumps import asked, dumper_of_verl, model, trained  # noqa: F401
-from tests.view.recorded import add_step, create
 from tests.view.test_others import opened
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SUMS = [Sample(id="2+3", input="2 + 3?", target="5"), Sample(id="hostile", input="<b>4 + 4?</b>", target="8")]
 LONG = "<script>alert(1)</script>\u202e" + "x" * 5000  # inspect_ai keeps long texts apart from the messages
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789?*:ĠĊ"  # the last two stand for a space and a new line in byte-level BPE
+MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ROWS = 64
+"""Of the embedding; more than there are tokens, as in many models."""
+LIMIT = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights and a tokenizer of single letters, so that every text is one row of tokens."""
+    vocabulary = {letter: number for number, letter in enumerate([*MARKS, *LETTERS])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=MARKS[2], pad_token=MARKS[0], additional_special_tokens=[MARKS[1]],
+        chat_template=TEMPLATE,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    made = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=ROWS, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.2, tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+    made.generation_config.eos_token_id, made.generation_config.pad_token_id = 2, 0
+    folder = tmp_path_factory.mktemp("model")
+    made.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+def trained(model: Path, target: Path, prompts: list[Any], rewards: Any, **settings: Any) -> None:
+    unwanted = [0, 1, *range(len(MARKS) + len(LETTERS), ROWS)]
+    usual = {
+        "use_cpu": True, "bf16": False, "report_to": [], "seed": 0, "learning_rate": 1e-2, "max_steps": 3,
+        "logging_steps": 1, "save_steps": 1, "log_completions": True, "num_completions_to_print": 1,
+        "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": LIMIT, "disable_tqdm": True,
+        "generation_kwargs": {"suppress_tokens": unwanted},
+    }  # fmt: skip
+    config = GRPOConfig(output_dir=str(target), **{**usual, **settings})
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    GRPOTrainer(
+        model=Qwen2ForCausalLM.from_pretrained(model), reward_funcs=rewards, args=config,
+        train_dataset=Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer,
+    ).train()  # fmt: skip
+
+
+def asked(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def dumper_of_verl() -> Any:
+    """The methods of verl's trainer that write a dump, out of a module whose other imports are not all installed."""
+    import verl
+
+    place = Path(verl.__file__).parent / "trainer" / "ppo" / "ray_trainer.py"
+    (trainer,) = (one for one in ast.parse(place.read_text()).body if getattr(one, "name", "") == "RayPPOTrainer")
+    assert isinstance(trainer, ast.ClassDef)
+    trainer.body = [
+        one for one in trainer.body if re.search("dump|_write_gener|_log_rollout", getattr(one, "name", ""))
+    ]
+    names: dict[str, Any] = {
+        "json": json, "os": os, "ThreadPoolExecutor": ThreadPoolExecutor, "DataProto": verl.DataProto,
+        "marked_timer": lambda *given, **more: nullcontext(),
+    }  # fmt: skip
+    trainer.decorator_list = []
+    exec(compile(ast.Module([trainer], []), place, "exec"), names)
+    return names["RayPPOTrainer"]
 
 
 @tool
@@ -87,7 +168,7 @@ def even(completions: list[Any], log_extra: Any, **columns: Any) -> list[float]:
     return [float(len(one[0]["content"]) % 2 == 0) for one in completions]
 
 
-def test_completions_that_trl_logged(model: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_completions_that_trl_logged(model: Path, tmp_path: Path) -> None:
     trained(model, tmp_path / "run", [asked("1?"), asked("2?"), asked("3?")], [short, even], max_steps=2)
     theirs = [read_table(file).to_pylist() for file in sorted((tmp_path / "run" / "completions").glob("*.parquet"))]
     with opened(tmp_path / "run", tmp_path) as page:
@@ -144,20 +225,3 @@ def test_partial_marks_and_broken_samples_of_inspect(tmp_path: Path) -> None:
     with opened(log_of(tmp_path / "b", [said("5")], epochs=1), tmp_path / "b") as page:
         (broken,) = page.rows(fault="yes")
         assert "ran out of values" in broken["fault"] and broken["reward"] is None
-
-
-def test_what_runs_export_writes_for_inspect_is_read_by_it_and_by_the_page(tmp_path: Path) -> None:
-    run, written = create(tmp_path / "runs"), tmp_path / "out.json"
-    add_step(run, 1)
-    assert cli.run(["runs", "export", str(run.path), "--format", "inspect", "--out", str(written)]) == 0
-    log = read_eval_log(str(written))
-    (given,) = log.results.scores if log.results else ()
-    mine = {name: metric.value for name, metric in given.metrics.items()}
-    recompute_metrics(log)  # by inspect_ai's own metrics
-    (theirs,) = log.results.scores if log.results else ()
-    assert mine == {name: pytest.approx(metric.value) for name, metric in theirs.metrics.items()}
-    assert log.samples and all(sample.messages[0].text == sample.input for sample in log.samples)
-    ours = [row for file in run.path.glob("rollouts/*.parquet") for row in read_table(file).to_pylist()]
-    with opened(written, tmp_path) as page:
-        told = sorted((row["problem_id"].partition("@")[0], row["calls"] or 0) for row in page.rows())
-    assert told == sorted((row["problem_id"], row["calls"] or 0) for row in ours)

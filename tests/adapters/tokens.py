@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from rocstar.config.sections import LearningSection
 from rocstar.learning.advantages import loss_weights
-from rocstar.learning.methods import CHOICES, LOSSES, counts_by_attempt
+from rocstar.learning.methods import LOSSES, counts_by_attempt
 from rocstar.protocols import PolicyTokens
 from rocstar.types import BatchRow, RowOrigin
 
@@ -38,15 +36,13 @@ def tokens_of(rows: tuple[torch.Tensor, ...], own: torch.Tensor, sampled: torch.
         sampled_logprobs=(old if sampled is None else sampled)[kept],
         advantages=advantages[kept],
         attempts=torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)),
-        chosen=torch.zeros(sum(LENGTHS), dtype=torch.bool),
     )
 
 
 def ours(
     settings: LearningSection, mean: str, rows: tuple[torch.Tensor, ...], sampled: torch.Tensor | None = None
 ) -> tuple[float, torch.Tensor]:
-    """The loss of what `drawn` gave, and its gradient by logprobs, [rows, longest]. Where the loss chooses tokens, as
-    verl does: by current logprobs, and none that the clip has stopped."""
+    """The loss of what `drawn` gave, and its gradient by logprobs, [rows, longest]."""
     new, _, advantages, _ = rows
     own = new.clone().requires_grad_()
     tokens, name = tokens_of(rows, own, sampled), str(settings.loss)
@@ -54,9 +50,6 @@ def ours(
         row(place, float(advantage), logprobs[: LENGTHS[place]].tolist())
         for place, (advantage, logprobs) in enumerate(zip(advantages[:, 0], new, strict=True))
     ]
-    if choose := CHOICES.get(name):
-        chosen = torch.zeros_like(tokens.chosen).index_fill(0, torch.tensor(choose(batch, settings)), True)
-        tokens = replace(tokens, chosen=chosen & ~LOSSES[name](tokens, settings)[1])
     losses = LOSSES[name](tokens, settings)[0] * counts_by_attempt(tokens, settings)
     weights = torch.tensor(loss_weights(batch, mean), dtype=torch.double)
     total = (losses * weights[tokens.attempts]).sum() / sum(LENGTHS)

@@ -14,40 +14,40 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2109, 17),
-    "agents": (1139, 4),
-    "analysis": (1785, 10),
+    "adapters": (2119, 17),
+    "agents": (1087, 4),
+    "analysis": (1764, 10),
     "answers": (3558, 19),
-    "cli": (3365, 21),
-    "cluster": (837, 8),
-    "config": (2131, 10),
-    "data": (4416, 22),
+    "cli": (3178, 21),
+    "cluster": (827, 8),
+    "config": (2057, 10),
+    "data": (4233, 22),
     "dialogue": (1830, 11),
-    "engines": (4514, 22),
+    "engines": (4519, 22),
     "errors": (53, 1),
-    "evaluation": (3444, 20),
-    "faults": (635, 4),
-    "forecast": (1990, 9),
-    "learning": (3479, 19),
-    "parts": (1756, 9),
-    "protocols": (319, 1),
-    "record": (2972, 17),
-    "rollout": (1875, 12),
-    "run": (4608, 23),
+    "evaluation": (3476, 20),
+    "faults": (617, 4),
+    "forecast": (1908, 8),
+    "learning": (3327, 19),
+    "parts": (1763, 9),
+    "protocols": (306, 1),
+    "record": (2554, 16),
+    "rollout": (1660, 11),
+    "run": (3896, 21),
     "sandbox": (8662, 43),
-    "serving": (734, 6),
-    "support": (2117, 15),
-    "tools": (950, 7),
-    "train": (210, 1),
-    "types": (624, 1),
-    "view": (1848, 9),
+    "serving": (733, 6),
+    "support": (2128, 15),
+    "tools": (952, 7),
+    "train": (197, 1),
+    "types": (606, 1),
+    "view": (1826, 9),
 }
-CLASSES, FUNCTIONS = 568, 4112
+CLASSES, FUNCTIONS = 560, 3978
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_495, "tests/**/*.py": 51_129}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_444, "tests/**/*.py": 49_959}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

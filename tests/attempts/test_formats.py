@@ -1,4 +1,4 @@
-"""Attempts in other tools' forms: nothing lost, nothing of a model's text taken for markup."""
+"""Attempts in other tools' forms: nothing lost."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rocstar.errors import DataError
-from rocstar.record.formats import ENDINGS, FORMS, Origin, as_written, export, feedback_of, sent, structured, text
+from rocstar.record.formats import ENDINGS, FORMS, Origin, as_written, export, feedback_of, structured
 from rocstar.record.rollouts import segments_of
 
 SETTINGS = {"rollout": {"feedback_max_chars": 100, "feedback_truncate": "left", "feedback_errors": "short"}}
-ORIGIN = Origin("small", "small@3", "2026-01-01T00:00:00+00:00", feedback_of(SETTINGS))
+ORIGIN = Origin("small", feedback_of(SETTINGS))
 CALL = '\n{"name": "python", "arguments": {"code": "print(a)"}}\n'
 
 
@@ -54,7 +52,7 @@ def test_calls_and_replies_become_messages_that_name_each_other() -> None:
     assert answer == {"role": "assistant", "content": "<answer>2</answer>"}
 
 
-def test_harmony_s_channels_are_thoughts_and_answers(tmp_path: Path) -> None:
+def test_harmony_s_channels_are_thoughts_and_answers() -> None:
     thought = "<|channel|>analysis<|message|>{}<|end|>"
     call = '<|start|>assistant to=functions.python<|channel|>commentary json<|message|>{"code": "print(a)"}<|call|>'
     said = f"{thought.format('It is 2.')}<|start|>assistant<|channel|>final<|message|>2<|return|>"
@@ -64,8 +62,6 @@ def test_harmony_s_channels_are_thoughts_and_answers(tmp_path: Path) -> None:
     _, calling, _, answer = structured(one, ORIGIN.feedback)
     assert calling["content"] == "I try." and calling["tool_calls"]
     assert answer == {"role": "assistant", "content": "2", "thinking": "It is 2."}
-    export([one], ORIGIN, "html", tmp_path / "page.html")
-    assert "It is 2." in (tmp_path / "page.html").read_text()
 
 
 def test_a_call_that_did_not_parse_stays_in_the_text() -> None:
@@ -85,31 +81,12 @@ def test_every_form_has_all_attempts(tmp_path: Path) -> None:
     for form in FORMS:
         path = tmp_path / f"{form}.{ENDINGS[form]}"
         assert export((row(index=index) for index in range(3)), ORIGIN, form, path) == 3
-    from pyarrow import parquet
-
     lines = [json.loads(line) for line in (tmp_path / "trl.jsonl").read_text().splitlines()]
     assert [line["index"] for line in lines] == [0, 1, 2]
     assert lines[0]["prompt"] + lines[0]["completion"] == structured(row(), ORIGIN.feedback)
-    assert len(parquet.read_table(tmp_path / "verl.parquet")) == 3
     with (tmp_path / "csv.csv").open(newline="") as file:
         assert [one["gold"] for one in csv.DictReader(file)] == ["2"] * 3
-    log = json.loads((tmp_path / "inspect.json").read_text())
-    assert [sample["epoch"] for sample in log["samples"]] == [1, 2, 3]
-    assert log["samples"][0]["scores"]["verifier"]["value"] == "C"
     assert not list(tmp_path.glob(".*"))
-
-
-PROMPT = (
-    "<|im_start|>system\nThink. <tools>\n{}\n</tools><|im_end|>\n<|im_start|>user\nSolve: 1+1?<|im_end|>\n"
-    "<|im_start|>assistant\n<reason>"
-)
-
-
-def inspected(tmp_path: Path, rows: list[dict[str, Any]], prompt: str = PROMPT) -> dict[str, Any]:
-    origin = ORIGIN._replace(decoder=lambda: lambda ids: prompt)
-    export((one | {"prompt_ids": [1]} for one in rows), origin, "inspect", tmp_path / "log.json")
-    log: dict[str, Any] = json.loads((tmp_path / "log.json").read_text())
-    return log
 
 
 def test_a_problem_of_messages_keeps_its_system_text_and_its_earlier_turns(tmp_path: Path) -> None:
@@ -118,64 +95,11 @@ def test_a_problem_of_messages_keeps_its_system_text_and_its_earlier_turns(tmp_p
     attempt = row(prompt_messages=own)
     assert structured(attempt, ORIGIN.feedback)[:3] == [*own, structured(row(), ORIGIN.feedback)[1]]
     found = {}
-    for form in ("messages", "trl", "verl", "inspect", "html"):
+    for form in ("messages", "trl"):
         export([attempt], ORIGIN, form, tmp_path / form)
-        found[form] = (tmp_path / form).read_text() if form != "verl" else ""
-    from pyarrow import parquet
-
-    (verl,) = parquet.read_table(tmp_path / "verl").to_pylist()
-    trl, (sample,) = json.loads(found["trl"]), json.loads(found["inspect"])["samples"]
-    assert trl["prompt"] == verl["prompt"] == verl["messages"][:2] == sample["messages"][:2] == own
-    assert trl["completion"][0]["role"] == sample["messages"][2]["role"] == "assistant"
-    assert json.loads(found["messages"])["messages"][:2] == own
-    assert "Be brief." in found["html"] and ": 1+1?</summary>" in found["html"]
-
-
-def test_an_inspect_log_has_the_messages_that_were_sent(tmp_path: Path) -> None:
-    (sample,) = inspected(tmp_path, [row()])["samples"]
-    assert [(one["role"], one["content"]) for one in sample["messages"]] == [
-        ("system", "Think. <tools>\n{}\n</tools>"),
-        ("user", "Solve: 1+1?"),
-        ("assistant", "<reason>I try."),
-        ("tool", "NameError: name 'a'"),
-        ("assistant", "<reason><answer>2</answer>"),
-    ]
-    assert sample["output"]["choices"][0]["message"] == sample["messages"][-1]
-    assert sample["input"] == "1+1?"
-
-
-LLAMA = (
-    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user"
-    "<|end_header_id|>\n\n1+1?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-)
-
-
-def test_prompts_in_other_markup_are_sent_as_they_are() -> None:
-    assert sent(LLAMA, "1+1?") == (
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}],
-        "",
-    )
-    for prompt, question in (
-        ("[INST] 1+1? [/INST]", "1+1?"),
-        ("<|im_start|>user\n1<|im_end|>\n<|im_start|>user\n2<|im_end|>\n", "1<|im_end|>\n<|im_start|>user\n2"),
-    ):
-        assert sent(prompt, question) == ([{"role": "user", "content": prompt}], "")
-
-
-def test_an_inspect_log_has_the_results_that_inspect_would_compute(tmp_path: Path) -> None:
-    verdicts = {"p": ["right", "wrong"], "q": ["right", "right"], "r": ["undecided", "wrong"]}
-    rows = [
-        row(problem_id=name, index=index, verdict=verdict)
-        for name, some in verdicts.items()
-        for index, verdict in enumerate(some)
-    ]
-    log = inspected(tmp_path, [*rows, row(problem_id="s", index=0, verdict=None, fault="the sandbox died")])
-    (score,) = log["results"]["scores"]
-    assert score["metrics"]["accuracy"]["value"] == pytest.approx(0.5)
-    assert score["metrics"]["stderr"]["value"] == pytest.approx(0.5 / 3**0.5)
-    assert (log["results"]["total_samples"], log["results"]["completed_samples"]) == (7, 6)
-    assert "scores" not in log["samples"][-1] and log["samples"][-1]["error"]["message"] == "the sandbox died"
-    assert (log["eval"]["config"]["epochs"], log["eval"]["dataset"]["samples"]) == (2, 3)
+        found[form] = json.loads((tmp_path / form).read_text())
+    assert found["trl"]["prompt"] == found["messages"]["messages"][:2] == own
+    assert found["trl"]["completion"][0]["role"] == "assistant"
 
 
 def test_a_source_that_breaks_off_leaves_the_older_file(tmp_path: Path) -> None:
@@ -191,24 +115,6 @@ def test_a_source_that_breaks_off_leaves_the_older_file(tmp_path: Path) -> None:
         export(breaks(), ORIGIN, "messages", path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["kept.jsonl"]
-
-
-@given(st.text())
-def test_no_text_is_markup_or_steers_the_screen(value: str) -> None:
-    shown = text(value)
-    assert not set("<>\"'") & set(shown)
-    assert not any(character in shown for character in "\u202e\u2066\x1b\x00\u200f")
-
-
-def test_a_page_of_hostile_attempts_has_no_element_of_theirs(tmp_path: Path) -> None:
-    hostile = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\u202e"
-    path = tmp_path / "page.html"
-    export([row(question=hostile, told=hostile)], ORIGIN, "html", path)
-    page = path.read_text()
-    assert "<script" not in page
-    assert "<img" not in page
-    assert "\u202e" not in page
-    assert "default-src 'none'" in page
 
 
 def test_an_attempt_that_wrote_nothing_has_every_form(tmp_path: Path) -> None:

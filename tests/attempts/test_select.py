@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -64,7 +65,7 @@ def test_an_attempt_is_chosen_by_each_thing_that_was_asked(
 
 def test_rows_come_with_their_turns_and_without_their_tokens(files: list[Path]) -> None:
     row = next(select(files, {}))
-    assert not set(TOKEN_COLUMNS) - {"prompt_ids"} & set(row)
+    assert not set(TOKEN_COLUMNS) & set(row)
     assert row["turns"][0]["calls"][0]["arguments"] == {"code": "print(2)"}
     assert failures(row["turns"]) == ["exit status"]
 
@@ -149,13 +150,14 @@ def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
 def test_an_agents_attempt_is_shown_with_the_prompt_that_it_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocstar.analysis.sources.Source.decoder", lambda source: decode)
+    monkeypatch.setattr("rocstar.dialogue.codec.Codec.load", lambda model: SimpleNamespace(decode=decode))
+    monkeypatch.setattr("rocstar.record.folder.RunFolder.checkpoint_steps", lambda folder: [1])
     folder = run(tmp_path)
     file, asked = recorded(folder, 1), ["rollouts", folder.name, "--runs", str(tmp_path), "--limit", "1", "--full"]
     prompt = f"[prompt]\n{decode(next(table.select([file], {}))['prompt_ids'])}\n[assistant]"
     settings = json.loads(folder.resolved.read_text())
     for agent, shown in ((None, False), ("own.py:solve", True)):
-        settings["rollout"]["agent"] = agent
+        settings["rollout"] = {**settings.get("rollout", settings), "agent": agent}
         folder.resolved.write_text(json.dumps(settings))
         assert (prompt in CliRunner().invoke(app, asked).output) == shown
 

@@ -65,7 +65,7 @@ VALUES = [
     tiny("sandbox.tools=nowhere.tools:T", "nowhere"),
     tiny("rollout.environment=nowhere.worlds:W", "nowhere"),
     tiny("learning.loss=nowhere.losses:l", "learning.loss ... nowhere"),
-    tiny("learning.advantage=gae", "'otb', 'rloo' or package.module:name"),
+    tiny("learning.advantage=gae", "'grpo', 'rloo' or package.module:name"),
     tiny("resample.method=rocstar.types:Group", "should take (settings)"),
     tiny("data.source=arithmetic 'data.families=[\"gdc\"]' sft.rows_file=none", "gdc ... gcd"),
     tiny("sandbox.min_isolation=L9", "'L9' ... 'L1', 'L2' or 'L3'"),
@@ -142,8 +142,6 @@ UNREAD = [
     ),
     tiny("resample.failure_floor=4", "resample.failure_floor 4 ... resample.keep 4 ... lower it"),
     tiny("rollout.agent=x:y rollout.environment=x:y", "both make attempts"),
-    tiny("rollout.agent=x:y rollout.carry_over=0.3", "sets attempts aside"),
-    tiny("rollout.agent=x:y learning.advantage=gtpo", "is of attempts with one conversation"),
     tiny("learning.updates_per_step=1000", "learning.updates_per_step 1000 ... 8 attempts ... lower it"),
     tiny(
         "rollout.attempts_per_problem=1 resample.method=all",

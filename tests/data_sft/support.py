@@ -12,7 +12,7 @@ import pytest
 from rocstar.data.sft.build import build
 from rocstar.data.sft.check import check
 from rocstar.data.sft.format import Chat, Refusal, Refused, conversation_of
-from rocstar.data.sft.layouts import LAYOUTS, LayoutContext, conversation
+from rocstar.data.sft.layouts import LAYOUTS, conversation
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.dialogue.template import CHAT
 from rocstar.protocols import ToolSpec
@@ -59,9 +59,9 @@ def talk(*messages: dict[str, Any], tools: Any = (WEATHER,)) -> Chat:
     return conversation_of({"messages": list(messages), "tools": list(tools)})
 
 
-def read(layout: str, row: dict[str, Any], **around: Any) -> Chat:
+def read(layout: str, row: dict[str, Any]) -> Chat:
     """The conversation of a row. Raises Refused."""
-    made = conversation(LAYOUTS[layout](LayoutContext(files=(), code_tool=PYTHON, **around)), row)
+    made = conversation(LAYOUTS[layout](PYTHON), row)
     if isinstance(made, Refused):
         raise made
     return made
@@ -102,8 +102,8 @@ def shown(conversation: Chat) -> list[tuple[str, Any]]:
     ]
 
 
-def reason(layout: str, row: dict[str, Any], **around: Any) -> Refusal:
+def reason(layout: str, row: dict[str, Any]) -> Refusal:
     """Why a row is refused, by the layout or by the checks after it."""
     with pytest.raises(Refused) as caught:
-        check(read(layout, row, **around), CHAT.markers)
+        check(read(layout, row), CHAT.markers)
     return caught.value.reason

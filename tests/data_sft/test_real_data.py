@@ -1,4 +1,4 @@
-"""The published sets: every row is built or refused, and built rows read back under both templates."""
+"""The published set: every row is built or refused, and built rows read back under both templates."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.template import CHAT, PAPER
 from tests.data_sft.support import built, lines, real
 
-SEAL = ("seal_tools", "tool.jsonl.gz")
 SETS = {
     "sharegpt": ("glaive_toolcall", "en_demo.jsonl.gz"),
-    "seal_tools": ("seal_tools", "dev.jsonl.gz"),
-    "api_bank": ("api_bank", "lv1_lv2_samples.jsonl.gz"),
 }
 
 
 @pytest.mark.parametrize("layout", SETS)
 def test_a_published_set_is_built_and_reads_back(tmp_path: Path, layout: str) -> None:
     source: dict[str, Any] = {"name": layout, "layout": layout, "files": [str(real(*SETS[layout]))]}
-    if layout == "seal_tools":
-        source["tool_files"] = [str(real(*SEAL))]
     (counted,) = built(tmp_path / "out", source)["sources"]
     assert counted["built"] + sum(counted["refused"].values()) == counted["rows_read"]
     assert counted["built"] > 0.8 * counted["rows_read"] and counted["calls_validated"] > 100

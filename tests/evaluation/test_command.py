@@ -63,13 +63,11 @@ def test_evaluations_of_two_files_of_one_name_and_repeats_each_have_a_place_and_
     assert changed["engine"] == {"device": "cpu", "dtype": "bfloat16"} and changed["seed"] == 7
 
     assert first["evaluation"].startswith("tiny/test-")
-    export = ["runs", "export", first["evaluation"], "--format", "inspect", "--out", "log.json"]
+    export = ["runs", "export", first["evaluation"], "--format", "trl", "--out", "rows.jsonl"]
     assert cli.run(export) == exits.OK, capsys.readouterr().err
-    log = json.loads(Path("log.json").read_text())
-    assert (log["eval"]["model"], log["eval"]["task"]) == ("tiny", first["evaluation"])
-    sent = [[(one["role"], one["content"]) for one in sample["messages"]][:-1] for sample in log["samples"]]
-    assert sent == [[("user", "Solve: 1+1?")], [("user", "Solve: 3+1?")]]
-    assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == first["avg@1"]["value"]
+    rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
+    assert [row["prompt"][0]["content"] for row in rows] == ["1+1?", "3+1?"]
+    assert sum(row["verdict"] == "right" for row in rows) / 2 == first["avg@1"]["value"]
 
 
 def test_answers_of_weights_that_a_folder_held_before_are_not_taken_for_those_it_holds_now(

@@ -77,7 +77,7 @@ def test_advantages_over_the_batch_are_divided_by_the_deviation_of_all_kept_rewa
     assert [row.advantage * deviation**0.5 for row in rows] == pytest.approx(expected, rel=1e-5)
     assert rows_of([], advantage_of(settings), over_batch=True) == ()
     with pytest.raises(ValueError, match="is for learning"):
-        LearningSection(normalize_by_std="batch", advantage="gtpo")
+        LearningSection(normalize_by_std="batch", advantage="rloo")
 
 
 def test_loss_on_top_entropy_is_on_that_share_of_each_rows_own_tokens() -> None:

@@ -178,7 +178,7 @@ def test_epochs_learn_again_from_the_rows_of_a_step_by_ratios_to_the_weights_bef
 
 @pytest.mark.parametrize(
     "settings",
-    [{"updates_per_step": 2, "epochs": 3}, {}, {"advantage": "otb"}, {"epochs": 2, "kl_coefficient": 0.1}],
+    [{"updates_per_step": 2, "epochs": 3}, {}, {"top_entropy_share": 0.5}, {"epochs": 2, "kl_coefficient": 0.1}],
     ids=["several updates", "one update", "one that is scored", "against a reference"],
 )
 def test_a_step_says_how_much_of_its_learning_is_done(settings: dict[str, Any]) -> None:

@@ -18,18 +18,15 @@ import torch
 from rocstar.config.sections import LearningSection
 from rocstar.config.unread import RULES
 from rocstar.learning import head
-from rocstar.learning.learner import _by_row
 from rocstar.learning.methods import (
-    CHOICES,
     LOSSES,
     MAX_LOG_RATIO,
-    covariances,
     importance_weights,
     kl_to_reference,
     loss_of,
 )
 from rocstar.protocols import PolicyTokens
-from rocstar.types import Batch, BatchRow, RowOrigin, seed_for
+from rocstar.types import Batch, BatchRow
 from tests.learning import examples
 from tests.learning.test_learner import gradients, learner, rows
 
@@ -90,8 +87,6 @@ def gmpo(new: Sequence[float], old: Sequence[float], a: float) -> list[float]:
 
 BY_HAND: dict[str, Slopes] = {
     "grpo": by_token(grpo),
-    "clip_cov": by_token(lambda n, o, a: -math.exp(n - o) * a if _inside(math.exp(n - o), a) else 0.0),
-    "kl_cov": by_token(lambda n, o, a: -math.exp(n - o) * a),
     "cispo": by_token(cispo),
     "sapo": by_token(sapo),
     "dppo_tv": by_token(dppo_tv),
@@ -105,14 +100,13 @@ BY_HAND: dict[str, Slopes] = {
 def tokens_of(
     new: Sequence[float], old: Sequence[float], advantages: Sequence[float], attempts: Sequence[int]
 ) -> PolicyTokens:
-    """Sampled at the old log-probabilities, none of them chosen."""
+    """Sampled at the old log-probabilities."""
     return PolicyTokens(
         logprobs=torch.tensor(new, dtype=torch.double, requires_grad=True),
         old_logprobs=torch.tensor(old, dtype=torch.double),
         sampled_logprobs=torch.tensor(old, dtype=torch.double),
         advantages=torch.tensor(advantages, dtype=torch.double),
         attempts=torch.tensor(attempts),
-        chosen=torch.zeros(len(attempts), dtype=torch.bool),
     )
 
 
@@ -197,59 +191,15 @@ def test_slopes_are_those_worked_out_by_hand(name: str, spread: float) -> None:
         expected += BY_HAND[name](new, old, float(tokens.advantages[begin]))
         begin += count
     assert slopes.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
-    if spread > 1 and name not in ("gpg", "kl_cov", "sapo"):
+    if spread > 1 and name not in ("gpg", "sapo"):
         assert 0 < bounded.double().mean() < 1
 
 
-def test_chosen_tokens_have_no_gradient_or_one_of_their_own() -> None:
-    tokens = drawn([5, 40], spread=1.5)
-    tokens = replace(tokens, chosen=torch.arange(45) % 3 == 0)
-    moved = (tokens.logprobs - tokens.old_logprobs).detach()
-    for name, own in (("clip_cov", torch.zeros(45)), ("kl_cov", -moved.exp() * tokens.advantages + 0.5 * moved.sign())):
-        settings = LearningSection(loss=name, covariance_kl=0.5)
-        losses, bounded = LOSSES[name](tokens, settings)
-        other, free = LOSSES[name](replace(tokens, chosen=tokens.chosen & False), settings)
-        (slopes,), (others,) = (torch.autograd.grad(each.sum(), tokens.logprobs) for each in (losses, other))
-        torch.testing.assert_close(slopes, torch.where(tokens.chosen, own.double(), others))
-        assert torch.equal(bounded, free | tokens.chosen if name == "clip_cov" else free)
-
-
-def test_tokens_are_chosen_by_covariance_over_the_whole_update() -> None:
-    """Two rows of advantages 1 and -1: mean log-probability -2, mean advantage 0."""
-    made = [
-        replace(rows()[0], loss_mask=mask, old_logprobs=old, advantage=advantage, token_ids=[7] * 4)
-        for mask, old, advantage in (
-            ([False, True, True, True], [0.0, -0.5, -4.0, -1.0], 1.0),
-            ([False, True, True, True], [0.0, -0.1, -5.0, -1.4], -1.0),
-        )
-    ]
-    assert covariances(made).tolist() == pytest.approx([1.5, -2.0, 1.0, -1.9, 3.0, -0.6])
-    assert CHOICES["kl_cov"](made, LearningSection(covariance_share=0.5)) == [4, 0, 2]
-    assert CHOICES["kl_cov"](made, LearningSection()) == [4]
-    band = LearningSection(covariance_share=1, covariance_low=0.5, covariance_high=2)
-    assert sorted(CHOICES["clip_cov"](made, band)) == [0, 2]
-    assert CHOICES["clip_cov"](made, band.model_copy(update={"covariance_low": 1.9})) == []
-    others = ([replace(made[0], origin=RowOrigin(n)), made[1]] for n in range(20))
-    assert {CHOICES["clip_cov"](some, LearningSection(covariance_low=0.5))[0] for some in others} == {0, 2, 4}
-    assert _by_row([4, 0], made) == [[False, True, False, False], [False, False, True, False]]
-
-
-def test_tokens_are_drawn_by_the_seeds_that_recorded_runs_drew_by() -> None:
-    """Or a replay of theirs would learn from other tokens: the origin of the first row counts as "0/1" or "0/1/2"."""
-    made = [replace(rows()[0], loss_mask=[True] * 12, old_logprobs=[float(-n) for n in range(12)], advantage=1.0)]
-    made.append(replace(made[0], advantage=-1.0))
-    whole = LearningSection(covariance_share=0.2, covariance_low=-99, covariance_high=99)
-    for origin, written in ((RowOrigin(0, 1), "0/1"), (RowOrigin(10, 0), "10/0"), (RowOrigin(3, 1, 20), "3/1/20")):
-        first = replace(made[0], origin=origin)
-        drawn = random.Random(seed_for("clip_cov", written, *first.token_ids)).sample(range(24), 4)
-        assert CHOICES["clip_cov"]([first, made[1]], whole) == drawn
-
-
-@pytest.mark.parametrize("name", ["gspo", "gmpo", "clip_cov", "kl_cov", "masks"])
-def test_a_loss_of_whole_attempts_or_of_chosen_tokens_is_the_same_in_chunks_and_micro_batches(
+@pytest.mark.parametrize("name", ["gspo", "gmpo", "masks"])
+def test_a_loss_of_whole_attempts_is_the_same_in_chunks_and_micro_batches(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = {"covariance_share": 0.2, "covariance_low": 0.0}
+    more = {}
     if name == "masks":
         name, more = "grpo", {"attempt_ratio_cap": 1.02, "attempt_ratio_floor": 0.9, "off_policy_kl": 0.02}
 
@@ -270,7 +220,7 @@ def test_a_loss_of_whole_attempts_or_of_chosen_tokens_is_the_same_in_chunks_and_
         return {key: metrics[key] for key in ("loss", "clip_share", "importance_weight")} | masked, gradients(mine)
 
     whole, expected = learnt(2**25, 10_000)
-    assert whole["clip_share"] > 0 or name == "kl_cov"
+    assert whole["clip_share"] > 0
     assert 0 < whole["attempts_masked"] < 1 or name != "grpo"
     for chunk, budget in ((3 * examples.SHAPE.vocab_size, 10_000), (examples.SHAPE.vocab_size, 25)):
         metrics, found = learnt(chunk, budget)
@@ -285,7 +235,6 @@ def test_a_loss_of_whole_attempts_or_of_chosen_tokens_is_the_same_in_chunks_and_
         ({"importance_outside": "mask"}, r"learning\.importance_outside"),
         ({"importance_floor": 0.5, "importance_cap": 2.0}, r"learning\.importance_floor"),
         ({"attempt_ratio_cap": 0.5}, "attempt_ratio_cap 0.5 would leave out attempts that nothing is wrong with"),
-        ({"covariance_low": 5.0}, "covariance_low 5 leaves no token below learning.covariance_high 5"),
         # The first failed in the midst of a step, with an error of torch; the others left no finite gradient.
         ({"importance_cap": 1e39}, TOO_LARGE),
         ({"kl_coefficient": 1e39}, TOO_LARGE),
@@ -330,18 +279,11 @@ def test_attempts_off_the_policy_do_not_count(scored: bool) -> None:
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
-def test_rows_that_no_one_scored_are_scored_before_tokens_are_chosen() -> None:
-    mine = learner(loss="clip_cov", max_grad_norm=1e9, covariance_share=0.2, covariance_low=0.01)
-    scored, metrics = mine.score(rows()), mine.update(Batch(rows=rows())).metrics
-    chosen = CHOICES["clip_cov"](scored, mine._section)
-    assert chosen and metrics["clip_share"] == pytest.approx(len(chosen) / sum(sum(row.loss_mask) for row in scored))
-
-
 def test_what_a_plan_counts_is_what_losses_want() -> None:
     """Settings know without torch which losses take a second pass through the head, and which want scored rows."""
     for name, loss in LOSSES.items():
         assert LearningSection(loss=name).takes_attempts == getattr(loss, "whole_attempts", False)
-        assert LearningSection(loss=name).scores_first == (name in CHOICES)
+        assert not LearningSection(loss=name).scores_first
     assert LearningSection(off_policy_kl=0.1).takes_attempts and LearningSection(updates_per_step=2).scores_first
     assert LearningSection(epochs=2).scores_first
 
@@ -361,9 +303,6 @@ class Noted:
 def test_the_settings_that_a_loss_reads_are_those_that_may_be_given_with_it(name: str) -> None:
     noted: Any = Noted(LearningSection(loss=name))
     LOSSES[name](drawn([5, 40], spread=0.5), noted)
-    if name in CHOICES:
-        scored = {"loss_mask": [False, True, True, True], "old_logprobs": [0.0, -0.5, -4.0, -1.0], "token_ids": [7] * 4}
-        CHOICES[name]([replace(rows()[0], **scored)], noted)
     rules = [rule for rule in RULES if rule.by == "learning.loss"]
     assert noted.read == {key for rule in rules if not rule.useless(name) for key in rule.keys.split()}
 

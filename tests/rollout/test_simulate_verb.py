@@ -140,10 +140,3 @@ def test_the_torch_engine_is_simulated_with_its_own_sizes() -> None:
 
     model = torch_engine(capacity_tokens=1, most_running=1)
     assert (model.page_tokens, model.chunk_tokens, model.patience_seconds) == (PAGE, PREFILL_TOKENS, PATIENCE_SECONDS)
-
-
-def test_a_stage_with_carry_over_is_shown_under_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--lengths", "pareto", "--problems", "4", "--attempts", "8", "--engines", "2", "--steps", "5"]
-    assert command(["simulate", *small, "--carry-over", "0.1", "--json"]) == 0
-    for row in json.loads(capsys.readouterr().out)["policies"]:
-        assert row["stage_seconds_carried"] < row["stage_seconds"], row["policy"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
-from datetime import date
-from math import inf
 from pathlib import Path
 
 import pytest
@@ -19,9 +16,7 @@ from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder
-from rocstar.rollout.carry import Carried, OpenGroup
-from rocstar.run.checkpoints import Progress, latest, prune, save, with_problems
-from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, spans_of
+from rocstar.run.checkpoints import Progress, latest, prune, save
 from tests.learning.examples import policy
 from tests.record.examples import run
 
@@ -31,11 +26,10 @@ def folder(tmp_path: Path) -> RunFolder:
     return run(tmp_path)
 
 
-def saved(folder: RunFolder, step: int, *, complete: bool = False, carried: Carried | None = None) -> Policy:
+def saved(folder: RunFolder, step: int, *, complete: bool = False) -> Policy:
     mine = policy()
     learner = GrpoLearner(mine, LearningSection())
     progress = Progress(stage=1, stage_step=step, step=step, policy_version=2 * step, stage_complete=complete)
-    progress.carried = carried or progress.carried
     save(folder, progress, mine, learner)
     return mine
 
@@ -53,31 +47,9 @@ def test_the_newest_checkpoint_says_where_the_run_stands(folder: RunFolder) -> N
     assert (path / "learner").is_dir()
 
 
-def test_whatever_a_model_wrote_is_carried_over_as_it_is(folder: RunFolder) -> None:
-    """Half of a character in the JSON of a call, numbers that are none; and what a loader knows of a problem."""
-    call = ToolCall(id="c0", tool="\ud83d", arguments={"\udcff": "\ud83d", "x": inf, "y": 2**80}, raw="{}")
-    wrote = Completion(token_ids=(1,), logprobs=(-1 / 3,), finish=Finish.STOP, version_spans=spans_of([2]))
-    turn = Turn(completion=wrote, calls=(call,), reply_ids=(4, 5))
-    attempt = Trajectory(problem_id="p", index=0, prompt_ids=(1,), turns=(turn,), stop=Stop.SET_ASIDE)
-    problem = Problem(id="p", question="q", answer="a", metadata={"row": 1, "added": date(2026, 1, 1)})
-    opened = OpenGroup(seed=2**62 + 1, group=Group(problem=problem, trajectories=(attempt,)))
-    saved(folder, 1, carried=Carried(limit=7, groups=(opened,)))
-    found = latest(folder)
-    assert found is not None
-    (group,) = found[0].carried.groups
-    assert (found[0].carried.limit, group.seed, group.group.trajectories) == (7, opened.seed, (attempt,))
-    others = [replace(problem, metadata={"row": 2}), replace(problem, answer="b"), problem]
-    (again,) = with_problems(found[0].carried, others).groups
-    assert again.group.problem.metadata == {"row": 1, "added": date(2026, 1, 1)}
-    assert again == replace(opened, group=replace(opened.group, trajectories=group.group.trajectories))
-    assert with_problems(found[0].carried, others[:2]) == found[0].carried  # the stage's problem is another by now
-
-
 FILES = ("model/model.safetensors", "model/tokenizer.json", "learner/__0_0.distcp")
 CUT = b"all but the last byte"
 BROKEN: list[tuple[str, bytes | None]] = [
-    *(("carried.json", content) for content in (None, b"", b'{"limit": 7, "gro', b'{"limit": "x", "groups": []}')),
-    ("carried.json", b"\xff"),
     *((name, None) for name in FILES),
     *((name, CUT) for name in FILES),
 ]
@@ -85,9 +57,8 @@ BROKEN: list[tuple[str, bytes | None]] = [
 
 
 def test_a_checkpoint_whose_files_are_lost_cut_or_spoilt_is_named_and_never_passed_over(folder: RunFolder) -> None:
-    """Attempts that were carried over would be lost in silence."""
     saved(folder, 1)
-    saved(folder, 2, carried=Carried(limit=7))
+    saved(folder, 2)
     for name, content in BROKEN:
         file = folder.checkpoint(2) / name
         whole = file.read_bytes()
@@ -95,8 +66,7 @@ def test_a_checkpoint_whose_files_are_lost_cut_or_spoilt_is_named_and_never_pass
             file.unlink()
         else:
             file.write_bytes(whole[:-1] if content is CUT else content)
-        told = "holds .*; put it back" if name == "carried.json" else ".*; put it back from a copy, or move the folder"
-        with pytest.raises(DataError, match=rf"{name} {told}"):
+        with pytest.raises(DataError, match=rf"{name} .*; put it back from a copy, or move the folder"):
             latest(folder)
         file.write_bytes(whole)
     shutil.rmtree(folder.checkpoint(2))

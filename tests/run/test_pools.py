@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from rocstar.config.sections import DataSection, StageRolloutSection
+from rocstar.config.sections import DataSection
 from rocstar.errors import DataError, RunHalted
 from rocstar.evaluation.metrics import is_solved
 from rocstar.record.folder import RunFolder
@@ -150,7 +150,7 @@ async def test_recorded_attempts_of_young_enough_weights_count(tmp_path: Path) -
     assert "2" not in {name for name, _ in roller.asked}, "one failure decides"
 
 
-async def test_attempts_made_ahead_or_carried_over_are_as_old_as_what_wrote_them(tmp_path: Path) -> None:
+async def test_attempts_made_ahead_are_as_old_as_what_wrote_them(tmp_path: Path) -> None:
     folder = run(tmp_path)
     write_recorded(folder, 1, 4, {"0": [Verdict.RIGHT, Verdict.RIGHT]}, wrote=1)
     write_recorded(folder, 2, 5, {"2": [Verdict.RIGHT, Verdict.RIGHT]}, wrote=4)
@@ -216,11 +216,6 @@ async def test_as_many_problems_are_asked_as_have_taught_nothing() -> None:
     assert await refill("03456789", rounds=9) == [first, further]
     assert len({tuple((await refill("03456789", rounds=9, seed=seed))[1]) for seed in range(9)}) > 1
     assert await refill("0", rounds=0) == [first]
-
-
-def test_groups_that_are_set_aside_cannot_be_replaced() -> None:
-    with pytest.raises(ValueError, match=r"rollout\.refill 2 replaces groups once their rewards are known"):
-        StageRolloutSection(carry_over=0.2, refill=2)
 
 
 async def test_rounds_end_with_their_number_or_with_the_pool() -> None:

@@ -18,8 +18,7 @@ from rocstar.learning.advantages import advantages, kept_advantages
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
-from rocstar.record.replays import keep as keep_replay
-from rocstar.record.rollouts import AttemptRecord, read_rollouts, write_attempts
+from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.types import (
     Completion,
     Finish,
@@ -153,25 +152,6 @@ def add_evaluation(run: RunFolder, name: str, step: int, seed: int) -> None:
     write_attempts(folder / "samples.parquet", step, made, decode)
     accuracy = {"value": 0.5, "interval": [0.3, 0.7], "n": 40}
     write_json(folder / "result.json", {"accuracy": accuracy, "setup": {"model": "m", "attempts": 1}})
-
-
-def add_replay(run: RunFolder, step: int) -> None:
-    """Two settings, of which the second turns the gradient round, and two attempts that carry it: 0 and 5."""
-
-    def heavy(row: int, share: float) -> dict[str, Any]:
-        size = len(read_rollouts(run, step)[row]["token_ids"])
-        carried = [share if place == size - 1 else 0.0 for place in range(size)]
-        return {"share": share, "problem_id": "p" * 16, "index": row, "row": row, "advantage": 0.5, "carried": carried}
-
-    figures = {"loss": 0.1, "clip_share": 0.02, "gradient_norm": 2.0, "attempts": 8, "tokens": 90, "fork_share": 0.5}
-    tried = [
-        {"settings": "as the run did", **figures, "cosine": 1.0, "heaviest": [heavy(5, 0.2), heavy(0, 0.1)]},
-        {"settings": "learning.loss=gspo", **figures, "cosine": -0.5, "heaviest": [heavy(0, 0.5)]},
-    ]
-    keep_replay(run, step, {"tried": tried})
-    keep_replay(
-        run, None, {"steps": [{"step": 1, "differs": {}}, {"step": 2, "differs": {"rewards": "those of 1 attempt"}}]}
-    )
 
 
 def add_tokenizer(run: RunFolder) -> None:

@@ -17,7 +17,6 @@ from starlette.testclient import TestClient
 from rocstar.evaluation.compare import compared, read_kept
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
-from rocstar.record.replays import keep
 from rocstar.record.rollouts import read_rollouts, write_attempts
 from rocstar.view import query
 from rocstar.view.app import STATIC, application, serve
@@ -25,9 +24,7 @@ from rocstar.view.index import Index, Searches
 from rocstar.view.sources import Library, RunSource
 from tests.view.recorded import (
     add_evaluation,
-    add_replay,
     add_step,
-    add_tokenizer,
     attempt,
     create,
     decode,
@@ -136,46 +133,6 @@ def test_attempts_are_read_from_their_file(made: RunFolder, client: TestClient) 
         [result["stdout"] for result in turn["results"]] for turn in expected["turns"]
     ]
     assert found["tokens"] is None  # no tokenizer lies in this run
-
-
-def test_replays_are_shown_as_they_were_kept_and_give_the_tokens_of_their_attempts(tmp_path: Path) -> None:
-    run = create(tmp_path / "runs")
-    for step in (1, 2):
-        add_step(run, step)
-    with page(run.path.parent, tmp_path / "cache") as client:
-
-        def got(what: str, **query: Any) -> Any:
-            return client.get(f"/api/run/made/{what}", params=query).json()
-
-        assert got("replays") == {"steps": [], "step": None, "tried": [], "all": None}
-        add_replay(run, 2)
-        add_tokenizer(run)
-        settled(client, "/api/run/made/attempts")
-        found = got("replays")
-        assert (found["steps"], found["step"]) == ([2], 2) and "rewards" in found["all"]["steps"][1]["differs"]
-        assert [[(one["row"], one["share"]) for one in tried["heaviest"]] for tried in found["tried"]] == [
-            [(5, 0.2), (0, 0.1)],
-            [(0, 0.5)],
-        ]
-        assert "carried" not in found["tried"][0]["heaviest"][0]  # a number a token
-        assert got("replays", step=1)["tried"] == []
-
-        def gradient(**query: Any) -> Any:
-            return got("attempt", **query)["tokens"]["gradient"]
-
-        assert gradient(step=2, row=5)[-1] == 0.2 and sum(gradient(step=2, row=5)) == 0.2
-        assert sum(gradient(step=2, row=0, tried="learning.loss=gspo")) == 0.5
-        assert gradient(step=2, row=5, tried="learning.loss=gspo") is None
-        for broken in ("{}", "[]", '{"tried": null}', '{"tried": [{"settings": "a", "heaviest": [{}]}]}', "{"):
-            run.replay(2).write_text(broken)
-            assert str(run.replay(2)) in json.dumps(got("replays")) and gradient(step=2, row=5) is None
-        keep(run, 2, {"tried": [{"settings": "a", "heaviest": []}]})
-        assert [one["settings"] for one in got("replays")["tried"]] == ["a"]
-        run.replay(2).write_text(run.replay(2).read_text().replace('"python": "', '"python": "older '))
-        keep(run, 2, {"tried": [{"settings": "b", "heaviest": []}]})
-        assert [one["settings"] for one in got("replays")["tried"]] == ["b"]  # versions are not mixed
-        assert gradient(step=2, row=5, tried="learning.loss=nothing") is None
-        assert gradient(step=1, row=5) is None
 
 
 def test_two_evaluations_are_paired_as_compare_pairs_them(made: RunFolder, client: TestClient) -> None:

@@ -29,7 +29,6 @@ from tests.view.recorded import (
     RECIPE,
     SEED,
     add_evaluation,
-    add_replay,
     add_step,
     add_tokenizer,
     attempt,
@@ -142,7 +141,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     add_evaluation(run, "before", 0, 1)
     add_evaluation(run, "after", 2, 2)
     add_tokenizer(run)
-    add_replay(run, 2)
     with Journal(run.events) as events:
         events.append({"time": 0.0, "event": "warning", "step": 2, "evidence": "many were cut", "action": "allow more"})
         events.append({"event": "stage_end", "name": "first", "steps": 2, "reason": "the reward is flat"})
@@ -218,7 +216,6 @@ VIEWS = {
     "/run/made/groups": ".row a.open",
     "/run/made/evaluations": "table a.open",
     "/run/made/time": ".of-steps rect",
-    "/run/made/replays": ".tokens .s8",
     "/run/made/events": "tr.alarm",
     "/run/made/settings": ".settings td",
     "/run/made/settings?from=all&q=resample": ".settings td",
@@ -278,25 +275,6 @@ def test_what_if_on_the_page_is_what_training_chose_in_every_group(chromium: Any
                 for index, was, now in zip(range(len(rows)), group.choices, tried.choices, strict=True)
             ]
             assert sorted(rows) == expected
-
-
-def test_a_replay_shows_its_settings_side_by_side_and_where_the_gradient_lies(chromium: Any, shown: str) -> None:
-    with seen(chromium, shown) as one:
-        page = one.open("/run/made/replays", ".tokens .s8")
-        assert page.locator(".tokens .turn.policy .s8").count() == 1  # all of the attempt's gradient lies on one token
-        told = page.inner_text("main")
-        assert "1 of 2 RL steps replayed to the bit" in told and "step 2 differs: rewards (those of 1 attempt)" in told
-        assert "attempt 5 at problem pppppppp, 20.0% of the gradient" in told
-        page.get_by_role("link", name="10.0%").click()
-        page.wait_for_selector("text=attempt 0 at problem pppppppp, 10.0% of the gradient")
-        page.get_by_role("link", name="learning.loss=gspo").click()
-        page.wait_for_selector("text=attempt 0 at problem pppppppp, 50.0% of the gradient")
-        assert page.locator("tr:has([aria-current]) .below").evaluate("e => e.style.width") == "50%"
-        page.get_by_role("link", name="open the attempt").click()
-        page.wait_for_selector(".legend :text('50.00%')")  # of the settings that were chosen
-        assert "attempt 0" in page.inner_text("h1") and page.locator(".tokens .s8").count() == 1
-        page = one.open("/run/other/replays", ".empty")
-        assert "rocstar replay other --step N learning.loss=gspo,cispo" in page.inner_text(".empty")
 
 
 def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any, shown: str) -> None:

@@ -119,7 +119,7 @@ def test_settings_that_training_would_refuse_are_refused(client: TestClient, ask
 
 @pytest.mark.parametrize(
     ("advantage", "word"),
-    [("rloo", ""), ("gtpo", "gtpo, which this page does not"), ("mine:own", "mine:own, which this page does not")],
+    [("rloo", ""), ("mine:own", "mine:own, which this page does not")],
 )
 def test_advantages_are_shown_that_follow_from_rewards_alone(tmp_path: Path, advantage: str, word: str) -> None:
     run = create(tmp_path / "runs")

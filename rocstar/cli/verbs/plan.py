@@ -54,9 +54,6 @@ def plan(
     spec = gpu_named(gpu)
     loaded = load_recipe(recipe, settings or [])
     for stage in () if placement else loaded.rl_stages:
-        if share := stage.rollout.carry_over:
-            compare = "plan with rollout.carry_over=0 to compare"
-            print(f"{stage.name}: rollout.carry_over {share:g} is counted; {compare}", file=sys.stderr)
         if rounds := stage.rollout.refill:
             print(
                 f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted",

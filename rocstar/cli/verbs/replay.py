@@ -1,10 +1,8 @@
-"""`rocstar replay`: RL steps once more from what a run kept, and what other methods would have learnt from them."""
+"""`rocstar replay`: RL steps once more from what a run kept."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
@@ -17,61 +15,27 @@ from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, need
 
 if TYPE_CHECKING:
-    from rocstar.run.replay import Replay, Span
-
-SHOWN = 48  # characters before a token
-COLUMNS = (
-    "gradient: its norm{}; clipped: share of tokens at a bound; attempts: learnt from; tokens: of theirs, those with a "
-    "gradient; of forks: share of the gradient that the fifth of the tokens with the highest entropy carries"
-)
+    from rocstar.run.replay import Span
 
 
 def replay(
-    name: Annotated[
-        str, typer.Argument(metavar="RUN", help="Name, path or `last`; with --model a file or folder of TRL or verl.")
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE[,VALUE]...]...",
-            help="learning.* and resample.*: also learn from the step so. Several values are tried one by one.",
-        ),
-    ] = None,
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name, path or `last`.")],
     step: Annotated[int | None, typer.Option(metavar="N", help="Only this step; default: all RL steps.")] = None,
     bundle: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write what it needs, for another machine, and stop.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The model that TRL's or verl's rollouts were written with.")
-    ] = None,
-    reference: Annotated[Path | None, typer.Option(metavar="FOLDER", help="With --model: that of the KL term.")] = None,
-    log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --model: trainer_state.json, or verl's metrics.")
     ] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Learn from recorded attempts again, without engine or sandbox, and compare with the record to the bit.
 
-    Example: rocstar replay last --step 115 learning.loss=gspo,cispo"""
+    Example: rocstar replay last --step 115"""
     need("train")
-    if model is not None:
-        if bundle is not None:
-            raise ConfigError("--bundle is of a run; leave it out with --model")
-        from rocstar.run.dumps import learnt, read_dump
-
-        dump = read_dump(Path(name), model, step=step, log=log)
-        _tell_dumped(learnt(dump, model, _variants(settings or []) or [()], reference), as_json=as_json)
-        return
-    if reference or log:
-        raise ConfigError("--reference and --log are for rollouts of TRL or verl; give --model, which wrote them")
-    if step is None and (settings or bundle):
-        what = "--bundle" if bundle else f"{settings[0] if settings else ''!r}"
-        raise ConfigError(f"{what} is of one step; say which with --step N")
-    if bundle and (settings or as_json):
-        raise ConfigError("--bundle only writes a folder; give settings and --json to `rocstar replay` of that folder")
+    if bundle and step is None:
+        raise ConfigError("--bundle is of one step; say which with --step N")
+    if bundle and as_json:
+        raise ConfigError("--bundle only writes a folder; give --json to `rocstar replay` of that folder")
     from rocstar.record.folder import RunFolder
-    from rocstar.record.replays import keep
     from rocstar.run.replay import span_of, spans_of, write_bundle
 
     run = RunFolder.find(name, runs)
@@ -80,9 +44,7 @@ def replay(
         write_bundle(spans[0], bundle)
         print(f"{bundle}: rocstar replay {quote(str(bundle))} --step {step}")
         return
-    result = _replayed(spans, _variants(settings or []), as_json=as_json)
-    if step is None:
-        keep(run, None, {"steps": result["steps"]})
+    result = _replayed(spans, as_json=as_json)
     if as_json:
         print_json(result)
     if other := [one["step"] for one in result["steps"] if one["differs"]]:
@@ -90,93 +52,22 @@ def replay(
         stop(FAILED, f"{of} came out otherwise, the first of them step {other[0]}")
 
 
-def _tell_dumped(result: Mapping[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        print(f"step {result['step']} of {result['trainer']}, {result['tried'][0]['attempts']} attempts")
-        for name, value in result["again"].items():
-            logged, difference = (result[what].get(name, math.nan) for what in ("logged", "difference"))
-            beside = f"logged {logged:.8g}, difference {difference:.1e}"
-            print(f"{name:9} {value:.8g}, {beside if name in result['logged'] else 'not in the log, so not compared'}")
-        heaviest = _heaviest(result["tokens"], "under the first settings")
-        print("\n".join([*result["notes"], *_table(result["tried"], " before clipping"), *heaviest]))
-    if result["differs"]:
-        other = (f"{name} by {result['difference'][name]:.1e}" for name in result["differs"])
-        stop(FAILED, f"step {result['step']} came out otherwise than {result['trainer']} logged it: {', '.join(other)}")
-
-
-def _variants(settings: Sequence[str]) -> list[tuple[str, ...]]:
-    from rocstar.analysis.sweep import values_of
-
-    return list(itertools.product(*map(values_of, settings))) if settings else []
-
-
-def _replayed(spans: Sequence[Span], variants: Sequence[Sequence[str]], *, as_json: bool) -> dict[str, Any]:
+def _replayed(spans: Sequence[Span], *, as_json: bool) -> dict[str, Any]:
     from rocstar.run.replay import Replay
     from rocstar.support.screen import Screen
 
-    found: dict[str, Any] = {"run": spans[0].run.name, "steps": [], "tried": [], "tokens": []}
+    steps: list[dict[str, Any]] = []
     with Screen() as screen, screen.never_silent(screen.working):
         for span in spans:
-            with closing(Replay(span, variants)) as replay:
+            with closing(Replay(span)) as replay:
                 for number in span.steps:
-                    if variants and number == span.last:
-                        found |= _tried(replay, number)
-                    found["steps"].append(replay.step(number))
-                    step = found["steps"][-1]
+                    steps.append(step := replay.step(number))
                     if not as_json and step["differs"]:
                         differs = "; ".join(f"{what} ({how})" for what, how in step["differs"].items())
                         print(f"step {number} differs: {differs}")
                     elif not as_json:
                         weights = ", weights as in its checkpoint" if step["weights"] else ""
                         print(f"step {number}: to the bit as recorded, {step['metrics']} metrics among it{weights}")
-    if not as_json:
-        same, heaviest = sum(not one["differs"] for one in found["steps"]), _heaviest(found["tokens"], "as the run did")
-        lines = [f"{same} of {len(found['steps'])} steps to the bit as recorded"] if len(found["steps"]) > 1 else []
-        print("\n".join([*lines, *_table(found["tried"], ", as applied"), *heaviest]))
-    return found
-
-
-def _tried(replay: Replay, step: int) -> dict[str, Any]:
-    """One set of settings at a time: each holds a gradient of the model's size."""
-    from rocstar.record.replays import keep
-
-    made = replay.tried(step)
-    own = next(made)  # the run's own settings
-    results = [{**one.summary(own.gradient), "heaviest": one.attempts()} for one in itertools.chain([own], made)]
-    keep(replay.run, step, {"tried": results})
-    plain = [{key: value for key, value in one.items() if key != "heaviest"} for one in results]  # a number a token
-    return {"tried": plain, "tokens": own.heaviest(replay.policy.codec.decode)}
-
-
-def _table(tried: Sequence[Mapping[str, Any]], norm: str) -> list[str]:
-    if not tried:
-        return []
-    width = max(len(one["settings"]) for one in tried)
-    head = f"{'':{width}}     loss  gradient  cosine  clipped  attempts  tokens  of forks"
-    return ["", head, *(f"{one['settings']:{width}} {_figures(one)}" for one in tried), COLUMNS.format(norm)]
-
-
-def _figures(one: Mapping[str, Any]) -> str:
-    numbers = [
-        (one["loss"], "8.4f"),
-        (one["gradient_norm"], "9.4f"),
-        (one["cosine"], "7.4f"),
-        (one["clip_share"], "8.2%"),
-        (one["attempts"], "9"),
-        (one["tokens"], "7"),
-        (one["fork_share"], "9.1%"),
-    ]
-    return " ".join("-".rjust(int(form[0])) if value is None else format(value, form) for value, form in numbers)
-
-
-def _heaviest(tokens: Sequence[Mapping[str, Any]], settings: str) -> list[str]:
-    return [
-        *(["", f"tokens that carry most of the gradient, {settings}:"] if tokens else []),
-        *(
-            f"{one['share']:7.2%}  {one['problem_id'][:8]} #{one['index']:<3} advantage {one['advantage']:+.2f}, "
-            f"probability {one['probability']:.3f}: {one['before'][-SHOWN:]!r} {one['token']!r}"
-            for one in tokens
-        ),
-    ]
+    if not as_json and len(steps) > 1:
+        print(f"{sum(not one['differs'] for one in steps)} of {len(steps)} steps to the bit as recorded")
+    return {"run": spans[0].run.name, "steps": steps}

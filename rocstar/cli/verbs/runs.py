@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -228,25 +227,6 @@ def _short(value: Any) -> str:
 
 
 @app.command()
-def plot(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN)],
-    metric: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Metrics to draw; may be repeated.")] = None,
-    axis: Annotated[str, typer.Option("--x", help="step, seconds or tokens.")] = "step",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")] = Path("runs.png"),
-    runs: Runs = Path("runs"),
-) -> None:
-    """Metrics of one run or several as a picture.
-
-    Example: rocstar runs plot last --metric reward/mean --metric len/tokens --out curves.svg"""
-    need("plot")
-    from rocstar.record.differences import plot as draw
-    from rocstar.record.folder import RunFolder
-
-    draw([RunFolder.find(name, runs) for name in names], metric, axis, out)
-    print(out)
-
-
-@app.command()
 @options_of(AttemptOptions)
 def rollouts(
     options: AttemptOptions,
@@ -259,6 +239,7 @@ def rollouts(
     Example: rocstar runs rollouts last --wrong --error NameError --full"""
     from itertools import islice
 
+    from rocstar.dialogue.codec import Codec
     from rocstar.record.formats import facts, structured
     from rocstar.record.table import select
     from rocstar.support.screen import Screen
@@ -268,7 +249,7 @@ def rollouts(
     with Screen() as screen, screen.never_silent(screen.working):
         rows = list(islice(select(files, asked), limit))
         there = _there(files, asked) if not rows and not as_json else ""
-        decode = origin.decoder() if rows and full and origin.agent else None
+        decode = Codec.load(origin.tokenizer).decode if rows and full and origin.tokenizer else None
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
         print_json({"source": origin.name, "attempts": shown})
@@ -337,11 +318,11 @@ def _whole(row: Mapping[str, Any], origin: Origin, decode: Callable[[Sequence[in
 @options_of(AttemptOptions)
 def export(
     options: AttemptOptions,
-    form: Annotated[str, typer.Option("--format", help="messages, trl, verl, inspect, csv or html.")],
+    form: Annotated[str, typer.Option("--format", help="messages, trl or csv.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; default: named after the source.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="How many at most.")] = None,
 ) -> None:
-    """Write attempts for other tools: TRL, verl, inspect_ai, a table, or one page for a colleague.
+    """Write attempts for other tools: messages, TRL's rows, or a table without texts.
 
     Example: rocstar runs export last --right --format trl --out right.jsonl"""
     from itertools import islice
@@ -383,16 +364,9 @@ def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
     if not source.files:
         raise ConfigError(f"run {source.name} kept no attempts (run.save_rollouts was off, or it has no RL step yet)")
     settings = source.result["setup"] if source.result else read_json(run.resolved) if run else {}
-    written = datetime.fromtimestamp(source.files[0].stat().st_mtime, UTC).isoformat(timespec="seconds")
-    origin = Origin(
-        name=source.name,
-        model=source.policy,
-        started=run.identity["started"] if run else written,
-        feedback=feedback_of(settings),
-        decoder=source.decoder,
-        agent=(settings.get("rollout") or settings).get("agent"),
-    )
-    return source.files, origin
+    by_agent = (settings.get("rollout") or settings).get("agent")
+    tokenizer = source.model if by_agent else None
+    return source.files, Origin(name=source.name, feedback=feedback_of(settings), tokenizer=tokenizer)
 
 
 @app.command()
@@ -413,57 +387,6 @@ def track(
     with open_sink(to, folder) as log:
         step = carry_out(folder, to, log, run_goes_on(sys.stdin.buffer) if follow else lambda seconds: False)
     print(f"{to} has all steps of {folder.name} up to {step}")
-
-
-@app.command()
-def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
-    """What each run takes on the disk."""
-    from rich.filesize import decimal
-
-    from rocstar.record.folder import list_runs, sizes
-
-    found = {run.name: sizes(run) for run in list_runs(runs)}
-    if as_json:
-        print_json({"runs": found, "bytes": sum(sum(parts.values()) for parts in found.values())})
-        return
-    for name, parts in found.items():
-        shown = ", ".join(f"{part} {decimal(size)}" for part, size in parts.items() if size)
-        print(f"{decimal(sum(parts.values())):>9}  {name}: {shown}")
-
-
-@app.command()
-def rm(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or paths, written in full.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    runs: Runs = Path("runs"),
-) -> None:
-    """Delete runs with all they left."""
-    from rich.filesize import decimal
-
-    from rocstar.record.folder import branches_of, list_runs, remove, size_of
-
-    known = {run.name: run for run in list_runs(runs)}
-    chosen = list({run.path.resolve(): run for run in (_exactly(name, known) for name in names)}.values())
-    for run in chosen:
-        print(f"{run.path}: {decimal(size_of(run.path))}")
-        for other in branches_of(run, list(known.values())):
-            print(f"  {other.name} branched from it and stays whole")
-    if not yes and not (sys.stdin.isatty() and typer.confirm("delete?")):
-        raise ConfigError("nothing was deleted; add --yes if there is no terminal to ask")
-    for run in chosen:
-        remove(run)
-
-
-def _exactly(name: str, known: Mapping[str, RunFolder]) -> RunFolder:
-    """The run of this whole name or path; no start of a name and no `last`, because it will be deleted."""
-    from rocstar.record.folder import RunFolder, nearest_of
-
-    if name in known:
-        return known[name]
-    if "/" in name:
-        return RunFolder.open(name)
-    there = nearest_of(name, known.values()) or "none"
-    raise ConfigError(f"there is no run {name}; the nearest of the runs there are: {there}")
 
 
 @app.command()

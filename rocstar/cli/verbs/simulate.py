@@ -82,9 +82,6 @@ class SimulateSpec:
         float, typer.Option(min=0, max=1, help="Of the running requests when the cache is full; 0: one at a time.")
     ] = 0.0
     policies: Annotated[str, typer.Option(metavar="NAMES", help="Comma list; default: all.")] = ""
-    carry_over: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Also do all --steps, at least 4, with this rollout.carry_over.")
-    ] = 0.0
     runs: Runs = Path("runs")
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
@@ -97,8 +94,7 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
     """Simulate a step's rollouts on several engines under each scheduling policy.
 
     Costs are those of Qwen3-14B on two MI300X, or with RUN fitted to when its attempts ended. A RUN with
-    rollout.max_staleness_steps, carry_over or refill needs costs as options: the attempts of a step did not begin
-    together.
+    rollout.max_staleness_steps or refill needs costs as options: the attempts of a step did not begin together.
 
     Example, the paper's step on 64 GPUs as 32 engines: rocstar simulate --problems 512 --engines 32 --capacity 1700000
 
@@ -117,12 +113,8 @@ def simulate(spec: SimulateSpec, as_json: AsJson = False) -> None:
     model = replace(engine, evicted_share=spec.evicted_share, **sizes, **costs)
     fleet = {f"engine{number:02}": model for number in range(spec.engines or engines)}
     fleet["engine00"] = model.slower(spec.slow)
-    if spec.carry_over and (spec.steps < 4 or spec.dies is not None):
-        raise ConfigError("--carry-over looks at a stage of at least 4 steps without a death; set --steps, not --dies")
     reports = _reports(spec, work, fleet)
     rows = [_row(name, found[-1]) for name, found in reports.items()]
-    for row, found in zip(rows if spec.carry_over else (), reports.values(), strict=False):
-        row |= _with_carry_over(work, fleet, spec.carry_over, row["policy"], sum(report.makespan for report in found))
     if as_json:
         print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows})
         return
@@ -171,21 +163,6 @@ def _reports(spec: SimulateSpec, work: Steps, fleet: Mapping[str, EngineModel]) 
     return {name: simulate_steps(work, fleet, scheduler(name, work), deaths=deaths) for name in names}
 
 
-def _with_carry_over(
-    work: Steps, fleet: Mapping[str, EngineModel], share: float, policy: str, without: float
-) -> dict[str, Any]:
-    """What a stage takes with rollout.carry_over, and without it; seconds."""
-    from rocstar.forecast.carry import simulate_carry_over
-
-    makespans, attempts, groups = simulate_carry_over(work, share, fleet, policy)
-    return {
-        "stage_seconds": round(without, 3),
-        "stage_seconds_carried": round(sum(makespans), 3),
-        "carried_attempts": round(attempts, 4),
-        "carried_groups": round(groups, 4),
-    }
-
-
 def _row(name: str, report: StepReport) -> dict[str, Any]:
     idle = list(report.idle_share.values())
     return {
@@ -212,8 +189,4 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "recomputed_share": ("recomputed", "{:.1%}".format),
     "recomputed_after_loss": ("after loss", "{:,}".format),
     "moves": ("moves", "{:,}".format),
-    "stage_seconds": ("stage", "{:,.1f}".format),
-    "stage_seconds_carried": ("carried", "{:,.1f}".format),
-    "carried_attempts": ("attempts", "{:.1%}".format),
-    "carried_groups": ("groups", "{:.1%}".format),
 }

@@ -25,7 +25,7 @@ from rocstar.data.rows import fingerprint, output_folder, refuse_missing, rows_a
 from rocstar.data.sft.check import check, check_tokens
 from rocstar.data.sft.endpoint import AnswerCache, ChatEndpoint, rewritten
 from rocstar.data.sft.format import Chat, Refusal, Refused, dumped
-from rocstar.data.sft.layouts import LAYOUTS, LayoutContext, conversation
+from rocstar.data.sft.layouts import LAYOUTS, conversation
 from rocstar.data.sft.mix import RowStore, Share, chosen, ordered, quantiles, shares, smaller
 from rocstar.data.sft.recipe import MixRecipe, SourcePart
 from rocstar.data.sft.render import encoded, pieces
@@ -98,7 +98,7 @@ def build(
     """Write the three files into `out` and return the datasheet. `environment` is where the endpoint's key is looked
     up; `note` is called with one sentence per source. Starts its own event loop. Raises ConfigError, DataError,
     EngineUnavailable; then the files in `out` are unchanged, and `refused.jsonl.tmp` shows how far this build got."""
-    refuse_missing(file for s in recipe.source for file in (*s.files, *s.tool_files))
+    refuse_missing(file for s in recipe.source for file in s.files)
     output_folder(out, "--out ")
     # Files are written under another name until all of them are done.
     partial = {name: out / f"{name}.tmp" for name in (ROWS, REFUSED, DATASHEET)}
@@ -137,7 +137,7 @@ async def _read_sources(
     async with _endpoint(recipe, environment, note) as endpoint:
         for source in recipe.source:
             counted = counts[source.name]
-            drafts = _drafts(source, counted, code_tool, recipe.mix.seed)
+            drafts = _drafts(source, counted, code_tool)
             async for draft in _checked_drafts(drafts, source, endpoint, markers, measure):
                 _keep_or_refuse(draft, store, refused, counted)
             built = len(store.positions(source.name))
@@ -167,24 +167,13 @@ async def _endpoint(
         cache.close()
 
 
-def _drafts(source: SourcePart, counts: SourceCounts, code_tool: ToolSpec, seed: int) -> Iterator[Draft]:
-    """The layout's conversation for every row of a source, in order. Raises DataError, ConfigError."""
-    files = tuple(Path(file) for file in source.files)
-    context = LayoutContext(
-        files=files,
-        tool_files=tuple(Path(file) for file in source.tool_files),
-        other_tools=source.other_tools,
-        seed=seed,
-        code_tool=code_tool,
-    )
-    try:
-        reader = LAYOUTS[source.layout](context)
-    except Refused as refused:  # the layout reads files before the first row
-        raise DataError(f"source {source.name!r}: tool_files: {refused}") from None
-    for file in files:
+def _drafts(source: SourcePart, counts: SourceCounts, code_tool: ToolSpec) -> Iterator[Draft]:
+    """The layout's conversation for every row of a source, in order. Raises DataError."""
+    reader = LAYOUTS[source.layout](code_tool)
+    for file in source.files:
         for line, row in islice(rows_and_faults(file), source.limit):
             counts.rows += 1
-            yield Draft(source=source.name, file=str(file), line=line, row=row, made=conversation(reader, row))
+            yield Draft(source=source.name, file=file, line=line, row=row, made=conversation(reader, row))
 
 
 async def _checked_drafts(
@@ -302,11 +291,10 @@ def _datasheet(
 
 def _source_row(source: SourcePart, counts: SourceCounts, share: Share, store: RowStore) -> dict[str, Any]:
     positions = store.positions(source.name)
-    files = (*source.files, *source.tool_files)
     return {
         "name": source.name,
         "layout": source.layout,
-        "files": [{"path": file, "sha256": _sha256(file)} for file in files],
+        "files": [{"path": file, "sha256": _sha256(file)} for file in source.files],
         "rows_read": counts.rows,
         "refused": {str(reason): count for reason, count in sorted(counts.refused.items())},
         "built": len(positions),

@@ -47,7 +47,6 @@ class Refusal(StrEnum):
     UNKNOWN_ARGUMENT = "unknown_argument"
     ARGUMENT_TYPE = "argument_type"
     ARGUMENT_VALUE = "argument_value"  # outside the schema's enum
-    PLACEHOLDER = "placeholder"  # an argument is a placeholder for the unknown result of another call
     NO_ANSWER = "no_answer"  # the source gives no answer to learn
     NO_RESULT = "no_result"  # calls whose results the source lacks
     CODE = "code"  # not exactly one Python program, or one that does not parse

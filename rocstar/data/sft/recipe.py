@@ -18,7 +18,7 @@ Step = Literal["prompt", "response"]
 
 class MixPart(Section):
     seed: int = 0
-    """Which rows of a source are taken, in which order, and which other tools are offered."""
+    """Which rows of a source are taken, and in which order."""
     rows: int | None = Field(default=None, ge=1)
     """Rows of the mix; absent: as many as the weights allow before the first source runs dry."""
     tokenizer: str | None = None
@@ -49,10 +49,6 @@ class SourcePart(Section):
     name: str
     layout: str
     files: list[str] = Field(min_length=1)
-    tool_files: list[str] = []
-    """seal_tools: descriptions of the tools."""
-    other_tools: int = Field(default=4, ge=0)
-    """seal_tools: tools offered besides the called ones."""
     limit: int | None = Field(default=None, ge=1)
     """Read only the first so many rows of each file."""
     weight: float | None = Field(default=None, gt=0)

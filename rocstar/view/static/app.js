@@ -7,7 +7,6 @@ import { Glossary } from "./glossary.js";
 import { Group } from "./group.js";
 import { ask, html, link, place, render, useEffect, useErrorBoundary, useKeys, useState, visible } from "./lib.js";
 import { walk } from "./list.js";
-import { Replays } from "./replays.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
 
@@ -58,7 +57,7 @@ function view([kind, name, what, step]) {
   if (kind && !["run", "eval"].includes(kind)) return html`<p class="problem" role="alert">there is no page
     ${" "}${visible(kind)} here; <a href="#/">the list of runs</a> leads to all there are</p>`;
   if (kind !== "run" || !name) return html`<${Runs} />`;
-  const one = { attempts: Attempts, groups: Groups, group: Group, attempt: AttemptPage, replays: Replays }[what];
+  const one = { attempts: Attempts, groups: Groups, group: Group, attempt: AttemptPage }[what];
   if (!one) return html`<${Run} key=${name} name=${name} tab=${what || "curves"} />`;
   // Another group begins anew: rows of one beside the choice of another would look like a wrong choice.
   return html`<${one} key=${[name, one === Group && place().query.at].join()} name=${name} />`;

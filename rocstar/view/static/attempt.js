@@ -50,7 +50,7 @@ function nextColour(now) {
 function has({ tokens, advantage }, colour) {
   if (!tokens) return false;
   const gap = tokens.old_logprobs && tokens.sampled_logprobs;
-  const numbers = { entropy: tokens.entropies, gap, logprob: tokens.sampled_logprobs, gradient: tokens.gradient };
+  const numbers = { entropy: tokens.entropies, gap, logprob: tokens.sampled_logprobs };
   return { ...numbers, advantage: advantage !== null, author: true }[colour];
 }
 

@@ -7,7 +7,7 @@ import {
 import { Evaluations, Events, Settings } from "./records.js";
 import { Time } from "./time.js";
 
-const TABS = ["curves", "time", "attempts", "groups", "evaluations", "replays", "events", "settings"];
+const TABS = ["curves", "time", "attempts", "groups", "evaluations", "events", "settings"];
 const OF_OTHERS = ["curves", "attempts", "groups", "settings"];
 
 /** Whether a name is that of rollouts that another trainer wrote. */

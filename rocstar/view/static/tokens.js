@@ -5,7 +5,7 @@ import { html, number, percent, signed, useEffect, useKeys, useMemo, useRef, use
 
 export const COLOURS = {
   none: "nothing", entropy: "entropy", gap: "engine − learner", logprob: "logprob", advantage: "advantage",
-  gradient: "share of the gradient", author: "author",
+  author: "author",
 };
 
 const STEPS = 9;
@@ -135,8 +135,7 @@ function shadeOf({ tokens, advantage }, colour) {
     return { of: () => (advantage > 0 ? "p2" : advantage < 0 ? "n2" : ""), size: () => 0, others, legend };
   }
   const surprise = tokens.sampled_logprobs?.map((one) => (one === null ? null : -one));
-  const { entropies: entropy, gradient } = tokens;
-  const values = { entropy, gradient, logprob: surprise, gap: difference(tokens) }[colour];
+  const values = { entropy: tokens.entropies, logprob: surprise, gap: difference(tokens) }[colour];
   const size = [...values].filter((one) => one !== null && one !== 0).map(Math.abs).sort((a, b) => a - b);
   const top = round(size[Math.floor(0.99 * (size.length - 1))] || 1e-6);
   const share = (at) => Math.min(1, Math.abs(values[at] ?? 0) / top);
@@ -149,11 +148,10 @@ function shadeOf({ tokens, advantage }, colour) {
     const legend = [["n4", `−${whole}`], ["n2", `−${half}`], ["", "0"], ["p2", `+${half}`], ["p4", `+${whole} nats`]];
     return { of, size: share, others, legend };
   }
-  const [written, unit] = colour === "gradient" ? [(one) => percent(one, 2), ""] : [number, " nats"];
   const sign = colour === "logprob" ? "−" : "";
   const of = (at) => "s" + Math.min(STEPS - 1, Math.round(((STEPS - 1) * (values[at] ?? 0)) / top));
-  const [quarter, half, whole] = [top / 4, top / 2, top].map((one) => sign + written(one));
-  return { of, size: share, others, legend: [["s0", "0"], ["s2", quarter], ["s4", half], ["s8", whole + unit]] };
+  const [quarter, half, whole] = [top / 4, top / 2, top].map((one) => sign + number(one));
+  return { of, size: share, others, legend: [["s0", "0"], ["s2", quarter], ["s4", half], ["s8", whole + " nats"]] };
 }
 
 
@@ -172,7 +170,6 @@ function Card({ value: { tokens }, at }) {
     `chance ${logprob != null ? percent(Math.exp(logprob)) : "–"}`,
     `learner ${number(tokens.old_logprobs?.[at])}`,
     `gap ${number(difference(tokens)?.[at])}`,
-    ...(tokens.gradient ? [`gradient ${percent(tokens.gradient[at], 2)}`] : []),
   ];
   return html`<aside class="token-card" aria-live="off"><b>“${visible(tokens.pieces[at])}”</b>
     ${facts.map((fact) => html`<span>${fact}</span>`)}</aside>`;
