@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.config.recipe import changed, load_recipe, recipe_text, resolved_from_json
+from rocstar.config.recipe import GONE, changed, load_recipe, recipe_text, resolved_from_json
 from rocstar.config.sections import STAGES, Recipe, RlStage, RolloutSection, RunSection
 from rocstar.config.values import Section
 from rocstar.errors import ConfigError
@@ -177,6 +178,19 @@ def test_a_run_begun_before_stale_tokens_were_weighed_goes_on_without(folder: Pa
     (folder / "resolved.json").write_text(json.dumps(values))
     later = resolved_from_json("resolved.json")
     assert {each.learning.importance_cap for each in later.rl_stages} == {0.0}
+
+
+def test_a_run_that_never_used_a_setting_that_is_gone_goes_on(folder: Path) -> None:
+    values = load_recipe("child.toml").resolved()
+    here = [values, *(one for one in values["stage"] if one.get("rollout"))]
+    for part, (section, key, unused) in itertools.product(here, GONE):
+        part[section][key] = unused
+    (folder / "resolved.json").write_text(json.dumps(values))
+    assert resolved_from_json("resolved.json") == load_recipe("child.toml")
+    here[-1]["rollout"]["carry_over"] = 0.1
+    (folder / "resolved.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=r"rollout\.carry_over: .* go on with the one that run\.json names"):
+        resolved_from_json("resolved.json")
 
 
 def test_paths_are_those_of_the_folder_a_run_starts_in_wherever_it_goes_on(

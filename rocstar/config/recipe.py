@@ -105,6 +105,18 @@ def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:
     return table
 
 
+GONE = (
+    ("rollout", "carry_over", 0.0),
+    ("learning", "covariance_share", 2e-4),
+    ("learning", "covariance_low", 1.0),
+    ("learning", "covariance_high", 5.0),
+    ("learning", "covariance_kl", 1.0),
+    ("learning", "turn_discount", 0.9),
+)
+"""Section, key and default of settings that there are no longer: runs begun earlier name them, and go on if they did
+not use them."""
+
+
 def resolved_from_json(path: str | Path) -> Recipe:
     """Read `config.resolved.json` back. Raises ConfigError when it is missing or was not written by this version."""
     try:
@@ -122,12 +134,16 @@ def resolved_from_json(path: str | Path) -> Recipe:
 
 
 def _as_it_began(settings: bytes) -> bytes:
-    """A run begun before importance_cap had a default continues without the factor."""
+    """Settings of a run of an earlier version as this one has them, where they mean the same."""
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         values = json.loads(settings)
+        for part in (values, *values["stage"]):
+            for section, key, unused in GONE:
+                if part.get(section, {}).get(key) == unused:
+                    del part[section][key]
         for stage in values["stage"]:
             if stage.get("rollout", {}).get("max_staleness_steps") and stage["learning"]["importance_cap"] is None:
-                stage["learning"]["importance_cap"] = 0.0
+                stage["learning"]["importance_cap"] = 0.0  # it had no default
         return json.dumps(values).encode()
     return settings
 

@@ -20,7 +20,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "answers": (3558, 19),
     "cli": (3178, 21),
     "cluster": (827, 8),
-    "config": (2057, 10),
+    "config": (2073, 10),
     "data": (4233, 22),
     "dialogue": (1830, 11),
     "engines": (4519, 22),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_444, "tests/**/*.py": 49_959}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_444, "tests/**/*.py": 49_973}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
