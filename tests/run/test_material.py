@@ -291,8 +291,8 @@ def test_arguments_of_a_row_for_a_tool_are_refused_where_nothing_reads_them(tmp_
     write(tmp_path / "a.jsonl", *others, row)
     with pytest.raises(ConfigError, match=r"a\.jsonl line 3 has extra_info\.tools_kwargs for python, which no tool"):
         material(imitating(tmp_path), RL, data=data, evaluate={"problems": 0})
-    (tmp_path / "own.py").write_text("async def solve(problem, client): ...\n")
-    agent = {"max_response_tokens": 64, "agent": f"{tmp_path / 'own.py'}:solve"}
+    (tmp_path / "reads_rows.py").write_text("async def solve(problem, client): ...\n")
+    agent = {"max_response_tokens": 64, "agent": f"{tmp_path / 'reads_rows.py'}:solve"}
     material(imitating(tmp_path), RL, data=data, evaluate={"problems": 0}, rollout=agent)
 
 
