@@ -59,7 +59,6 @@ METHODS: Mapping[str, Sequence[str]] = {
     "RoC (release)": ["resample.method=roc_release"],
     "RoC, RLOO": ["learning.advantage=rloo"],
     "RoC, Dr. GRPO": ["learning.normalize_by_std=false"],
-    "RoC, REINFORCE": ["learning.loss=gpg"],
     "RoC, CISPO": ["learning.loss=cispo"],
     "RoC, SAPO": ["learning.loss=sapo", "learning.loss_mean=attempts"],
     "RoC, GSPO": [

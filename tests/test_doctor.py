@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
-from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rocstar.cli.main import run
-from rocstar.cli.verbs import doctor, sandbox, serve, view
+from rocstar.cli.verbs import doctor
 from rocstar.cli.verbs.doctor import State, findings
 from rocstar.sandbox import container
 from rocstar.support import exits
@@ -73,21 +71,6 @@ def test_what_the_training_extra_brings_is_enough_for_rocstar_serve(
     monkeypatch.setattr(exits, "find_spec", lambda name: None if name in ("uvloop", "httptools") else there(name))
     run(["serve", "nosuch", "--runs", str(tmp_path)])
     assert "there is no run nosuch" in capsys.readouterr().err
-
-
-def test_a_port_that_is_taken_is_named_with_the_command_that_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        monkeypatch.setattr(doctor, "PORTS", {port: "rocstar view"})
-        found = doctor._ports()
-    assert found.state is State.LIMITED and f"{port} (rocstar view): Address already in use" in found.found
-    assert doctor._ports().found == f"free: {port}"
-
-
-def test_the_ports_that_are_tried_are_those_that_the_commands_take() -> None:
-    given = {"sandbox serve": sandbox.serve, "serve": serve.serve, "view": view.view}
-    taken = {signature(verb).parameters["port"].default: f"rocstar {name}" for name, verb in given.items()}
-    assert taken == doctor.PORTS
 
 
 def test_a_python_without_vllm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rocstar.analysis.attempts import Attempt
 from rocstar.analysis.sources import Entropies, Source
-from rocstar.analysis.tally import LEVELS, AttemptCounts, after_error_table, right_after
+from rocstar.analysis.tally import AttemptCounts, after_error_table, right_after
 from rocstar.analysis.tokens import Piece, TokenCounts, TokenKind, Words, count_tokens, count_words, turn_of
 from rocstar.evaluation.contamination import note_of
 from rocstar.record.folder import step_of
@@ -86,9 +86,6 @@ def analyse(
         "after_error": after_error_table(whole),
         "right_share_after_error": right_after(whole),
         "by_step": [{"step": step, **counts.figures()} for step, counts in sorted(tally.steps.items())],
-        "by_difficulty": [
-            {"solved": level, **tally.levels[level].figures()} for level in LEVELS if level in tally.levels
-        ],
         "training": _training(source),
         "evaluations": _evaluations(source),
         "contamination": _contamination(source),

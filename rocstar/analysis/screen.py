@@ -37,14 +37,12 @@ def _number(title: str, key: str, digits: int) -> Column:
 
 def page(report: Mapping[str, Any]) -> str:
     """All parts of one report that have something to say."""
-    steps, levels = report["by_step"], report["by_difficulty"]
+    steps = report["by_step"]
     by_step = steps_table([STEP, *FIGURES], steps) if len(steps) > 1 else ""
-    by_level = table([("right", lambda row: row["solved"]), *FIGURES], levels) if levels else ""
     parts = [
         _headline(report),
         _section("Failed calls by class, and what came after", _errors(report)),
         _section("By step (Fig. 4: failed calls in right attempts)", by_step),
-        _section("By difficulty: how often a problem's attempts of a step were right", by_level),
         _section("Suspicion: right attempts that may not have solved their problem", _suspicion(report["training"])),
         _section("Training, from the metrics (Fig. 8, Fig. 4)", _training(report)),
         _section("Evaluations (Tables 3 to 6)", _evaluations(report["evaluations"])),

@@ -1,4 +1,4 @@
-"""Counts of attempts by training step, and of a step's problems by difficulty; memory grows with steps only.
+"""Counts of attempts by training step; memory grows with steps only.
 
 What a model does after a failed call is decided by its next call of a later turn, because calls of the same turn were
 written before the failure was known:
@@ -16,14 +16,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt
-
-LEVELS = ("never", "up to 1/4", "up to 1/2", "up to 3/4", "below 1", "always")
-"""How often a problem's attempts of one step were right."""
 
 
 class AfterFailure(StrEnum):
@@ -130,19 +125,12 @@ class AttemptCounts:
     """Everything that is counted without tokens."""
 
     steps: dict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))
-    levels: dict[str, Counts] = field(default_factory=lambda: defaultdict(Counts))
-    """Counts by difficulty, over all steps."""
 
     def watched(self, attempts: Iterable[Attempt]) -> Iterator[Attempt]:
-        """Yield the same attempts and count them as they pass. Those of one problem at one step must come together."""
-        for (step, _), some in groupby(attempts, key=attrgetter("step", "problem")):
-            here = Counts()
-            for attempt in some:
-                here.add(attempt)
-                yield attempt
-            self.steps[step].merge(here)
-            if here.decided and here.attempts > 1:
-                self.levels[level_of(here.right / here.decided)].merge(here)
+        """Yield the same attempts and count them as they pass."""
+        for attempt in attempts:
+            self.steps[attempt.step].add(attempt)
+            yield attempt
 
     def whole(self) -> Counts:
         """All steps together."""
@@ -150,13 +138,6 @@ class AttemptCounts:
         for counts in self.steps.values():
             every.merge(counts)
         return every
-
-
-def level_of(right_share: float) -> str:
-    """Which of LEVELS. 1/4 is in "up to 1/4"."""
-    if right_share in (0.0, 1.0):
-        return LEVELS[-1 if right_share else 0]
-    return LEVELS[1 + sum(right_share > bound for bound in (0.25, 0.5, 0.75))]
 
 
 def after_error_table(counts: Counts) -> list[dict[str, Any]]:

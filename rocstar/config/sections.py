@@ -318,7 +318,7 @@ class RolloutSection(StageRolloutSection):
 
 
 ResampleMethod = Literal["roc", "roc_release", "uniform", "all"]
-LossName = Literal["grpo", "cispo", "dppo_kl", "dppo_tv", "gmpo", "gpg", "gspo", "sapo"]
+LossName = Literal["grpo", "cispo", "dppo_tv", "gspo", "sapo"]
 AdvantageName = Literal["grpo", "rloo"]
 VerifierName = Literal["boxed", "boxed_strict", "boxed_text", "tool_output"]
 
@@ -408,7 +408,7 @@ class LearningSection(Section):
     loss_mean: Literal["tokens", "questions", "attempts"] = "tokens"
     """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
     (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
-    6); attempts: over the tokens of each attempt, and then over attempts (as GSPO and GMPO are meant)."""
+    6); attempts: over the tokens of each attempt, and then over attempts (as GSPO is meant)."""
     importance_cap: float | None = Field(default=None, ge=0, le=1e6)
     """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
     learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger; at
@@ -462,7 +462,7 @@ class LearningSection(Section):
     def takes_attempts(self) -> bool:
         """Whether each update compares the tokens of whole attempts, by a second pass through the head. A loss of the
         user's own says so of itself (`whole_attempts`)."""
-        return self.masks_attempts or self.loss in ("gmpo", "gspo")
+        return self.masks_attempts or self.loss == "gspo"
 
     @property
     def masks_attempts(self) -> bool:

@@ -67,11 +67,7 @@ RULES = (
         lambda it: it == "all",
         agrees=lambda it: isinstance(it, RlStage) and it.resample.keep == it.rollout.attempts_per_problem,
     ),
-    Rule(
-        "learning.clip_low learning.clip_high",
-        "learning.loss",
-        none_of("grpo", "cispo", "dppo_kl", "dppo_tv", "gmpo", "gspo"),
-    ),
+    Rule("learning.clip_low learning.clip_high", "learning.loss", none_of("grpo", "cispo", "dppo_tv", "gspo")),
     Rule("learning.dual_clip", "learning.loss", none_of("grpo")),
     Rule("learning.gate_right learning.gate_wrong", "learning.loss", none_of("sapo")),
     Rule("learning.normalize_by_std", "learning.advantage", none_of("grpo")),

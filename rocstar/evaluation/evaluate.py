@@ -19,7 +19,6 @@ from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.intervals import figure
 from rocstar.evaluation.metrics import (
     EvalSummary,
-    accuracy_by_budget,
     is_judged,
     is_right,
     maj_at_k,
@@ -227,7 +226,6 @@ async def evaluate_policy(
     shown = (greedy or sampled)[:TRANSCRIPTS]
     result = {
         **_figures(sampled, greedy, protocol.attempts),
-        **accuracy_by_budget(sampled, setup.get("max_response_tokens")),
         **own(sampled),
         "setup": setup,
         "transcripts": [transcript(group, group.trajectories[0], solver.codec) for group in shown],

@@ -1,4 +1,4 @@
-"""Evaluation figures with their uncertainty: avg@k, pass@k, maj@k, accuracy under smaller token caps, and one summary.
+"""Evaluation figures with their uncertainty: avg@k, pass@k, maj@k, and one summary.
 
 Every judged attempt counts, and one that the verifier left UNDECIDED is not right: only attempts ended by a service
 failure are excluded. Attempts at one problem are not independent, so every 95% interval treats the problem as the unit:
@@ -14,17 +14,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import comb, inf
+from math import comb
 from statistics import fmean
-from typing import Any
 
 from rocstar.answers.grade import AT_ONCE
 from rocstar.answers.wording import clean
-from rocstar.evaluation.intervals import Estimate, figure, mean_over_problems
+from rocstar.evaluation.intervals import Estimate, mean_over_problems
 from rocstar.types import Group, Stop, Trajectory, Verdict
 
-BUDGETS = (4096, 8192, 16384, 30720)
-"""Tokens; the last is the paper's cap (§5.1, 30K)."""
 UNFIT = re.compile(r"[^\w-]|^$")  # in the name of a part: MLflow refuses it, or takes it for a path's
 
 
@@ -85,14 +82,6 @@ def votes_PR(groups: Sequence[Group]) -> list[list[Vote]]:
         [(a.outcome.extracted, is_right(a)) for a in group.trajectories if a.outcome is not None and is_judged(a)]
         for group in groups
     ]
-
-
-def accuracy_by_budget(groups: Sequence[Group], cap: int | None) -> dict[str, Any]:
-    """`avg_within_<b>_tokens` for the budgets up to `cap`, under which the attempts were made. An attempt is right
-    within b if it is right and ended within b tokens, as it would have been under that cap, unless the model knows its
-    cap. Service failures are excluded, as in avg@k. Source: ours."""
-    budgets = [budget for budget in BUDGETS if cap is not None and budget <= cap]
-    return {f"avg_within_{one}_tokens": figure(avg_at_k(_right_PR(groups, within=one))) for one in budgets}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +175,9 @@ def over_problems(values_PR: Sequence[Sequence[float]]) -> float | None:
     return fmean(means) if means else None
 
 
-def _right_PR(groups: Sequence[Group], within: float = inf) -> list[list[bool]]:
-    """Whether each judged attempt is right and ended within so many tokens."""
-    return [
-        [is_right(a) and a.num_response_tokens <= within for a in group.trajectories if is_judged(a)]
-        for group in groups
-    ]
+def _right_PR(groups: Sequence[Group]) -> list[list[bool]]:
+    """Whether each judged attempt is right."""
+    return [[is_right(a) for a in group.trajectories if is_judged(a)] for group in groups]
 
 
 def _failed_share(attempts: Sequence[Trajectory]) -> float | None:

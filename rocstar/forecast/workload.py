@@ -52,16 +52,6 @@ class PlannedAttempt:
         return self.prompt_tokens + self.response_tokens
 
 
-def planned(
-    group: str, prompt_tokens: int, lengths: Iterable[tuple[int, int]], *, wait: float, limit: int
-) -> PlannedAttempt:
-    """An attempt of turns with these (sampled, reply) tokens and `wait` seconds of each tool; the last turn has neither
-    reply nor wait, whatever is given for it."""
-    turns = [TurnLengths(sampled, reply, wait) for sampled, reply in lengths]
-    turns[-1] = TurnLengths(turns[-1].sampled_tokens, 0, 0.0)
-    return PlannedAttempt(group=group, prompt_tokens=prompt_tokens, turns=tuple(turns), limit=limit)
-
-
 class Draw(NamedTuple):
     """Draws the length of a response as a share of the limit: first what siblings have in common, then each one's."""
 

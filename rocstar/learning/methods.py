@@ -3,7 +3,7 @@ weights for tokens that older weights or another engine wrote; and the KL distan
 number per token; the learner takes the mean and adds the other terms.
 
 r is a token's probability ratio, current over old; A its advantage. If a step has one update, every r is 1 and all
-losses except `sapo` have the gradient of `gpg`; they differ on tokens whose probability has changed."""
+losses except `sapo` have the gradient of - A log p; they differ on tokens whose probability has changed."""
 
 from __future__ import annotations
 
@@ -43,11 +43,6 @@ def grpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
     return losses, bounded
 
 
-def gpg(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """- A log p: REINFORCE, without ratio or bound (GPG, arXiv 2504.02546)."""
-    return -tokens.advantages * tokens.logprobs, torch.zeros_like(tokens.logprobs, dtype=torch.bool)
-
-
 def cispo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
     """- clip(r) A log p, no gradient through clip(r): every token keeps its gradient (MiniMax-M1, arXiv 2506.13585)."""
     ratio = log_ratios(tokens).detach().exp()
@@ -66,19 +61,7 @@ def dppo_tv(tokens: PolicyTokens, settings: LearningSection) -> Losses:
     """No gradient where a token's probability has moved in A's direction by more than clip_high, or clip_low: bounds
     the probability, not the ratio, so rare tokens stay free (DPPO with total variation, arXiv 2602.04879)."""
     moved = (tokens.logprobs.exp() - tokens.old_logprobs.exp()).detach()
-    return _within(tokens, torch.where(tokens.advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low))
-
-
-def dppo_kl(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """The same, with the KL divergence of "this token or another"."""
-    new, old = tokens.logprobs.detach().exp(), tokens.old_logprobs.exp()
-    others = ((1 - old + 1e-8) / (1 - new + 1e-8)).log()
-    divergence = old * (tokens.old_logprobs - tokens.logprobs.detach()) + (1 - old) * others
-    rises, falls = (divergence <= settings.clip_high) | (new <= old), (divergence <= settings.clip_low) | (new >= old)
-    return _within(tokens, torch.where(tokens.advantages > 0, rises, falls))
-
-
-def _within(tokens: PolicyTokens, free: torch.Tensor) -> Losses:
+    free = torch.where(tokens.advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low)
     weight = log_ratios(tokens).detach().exp().clamp(max=DPPO_CAP) * free
     return -weight * tokens.advantages * tokens.logprobs, ~free
 
@@ -103,21 +86,10 @@ def gspo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
     return clipped(ratio, tokens, settings)
 
 
-def gmpo(tokens: PolicyTokens, settings: LearningSection) -> Losses:
-    """- A times the geometric mean of an attempt's ratios, each clipped in its logarithm at -clip_low and clip_high
-    (GMPO, arXiv 2507.20673). Needs loss_mean "attempts"."""
-    way, plain = tokens.advantages.sign(), tokens.logprobs - tokens.old_logprobs
-    bounded = torch.minimum(way * plain, way * plain.clamp(-settings.clip_low, settings.clip_high))
-    ratio = mean_of_attempt(way * bounded, tokens.attempts).clamp(max=MAX_LOG_RATIO).exp()
-    return -ratio * tokens.advantages, bounded < way * plain
+gspo.whole_attempts = True  # type: ignore[attr-defined]
 
 
-gspo.whole_attempts = gmpo.whole_attempts = True  # type: ignore[attr-defined]
-
-
-LOSSES: Mapping[str, PolicyLoss] = {
-    each.__name__: each for each in (grpo, cispo, dppo_kl, dppo_tv, gmpo, gpg, gspo, sapo)
-}
+LOSSES: Mapping[str, PolicyLoss] = {each.__name__: each for each in (grpo, cispo, dppo_tv, gspo, sapo)}
 """By their names in a recipe; tests/contracts/test_loss.py runs over them."""
 
 

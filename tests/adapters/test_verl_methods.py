@@ -20,9 +20,9 @@ from rocstar.learning.advantages import ADVANTAGES
 from rocstar.learning.methods import LOSSES, counts_by_attempt, importance_weights
 from tests.adapters.tokens import compare, drawn, ours, tokens_of
 
-OURS = {"grpo": "vanilla", "gmpo": "geo_mean"}
+OURS = {"grpo": "vanilla"}
 """Names that differ."""
-BY_ATTEMPT = {"gspo", "sapo", "gmpo"}
+BY_ATTEMPT = {"gspo", "sapo"}
 """Where verl takes the mean over attempts, by itself or by its advice."""
 AS_THEY_ARE: Mapping[str, tuple[float, float]] = {"gspo": (3e-2, 4e-2)}
 """clip_low and clip_high, where others than ours make sense."""

@@ -1,4 +1,4 @@
-"""Counts by step and difficulty over rollout files, and what comes after a failed call."""
+"""Counts by step over rollout files, and what comes after a failed call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rocstar.analysis.attempts import Attempt, CallFacts, read_attempts
-from rocstar.analysis.tally import LEVELS, AttemptCounts, after_errors, level_of, right_after
+from rocstar.analysis.tally import AttemptCounts, after_errors, right_after
 from rocstar.types import Stop, Verdict
 from tests.analysis.rows import attempt, turn, written
 
@@ -66,7 +66,6 @@ def test_a_file_is_counted_by_hand(tmp_path: Path) -> None:
     assert figures["after_error"]["repaired"] == figures["after_error"]["cut"] == 1
     assert right_after(tally.whole())["repaired"] == 1.0
     assert right_after(tally.whole())["cut"] == 0.0
-    assert tally.levels["up to 1/2"].attempts == 5
 
 
 def test_attempts_that_a_fault_of_ours_ended_are_left_out(tmp_path: Path) -> None:
@@ -74,10 +73,3 @@ def test_attempts_that_a_fault_of_ours_ended_are_left_out(tmp_path: Path) -> Non
     failed = replace(failed, trajectory=replace(failed.trajectory, fault="the sandbox died"))
     file = written(tmp_path / "a.parquet", [failed, attempt([turn(None)])])
     assert len(list(read_attempts(file, tokens=False))) == 1
-
-
-@pytest.mark.parametrize(
-    ("share", "level"), [(0.0, "never"), (0.25, "up to 1/4"), (0.26, "up to 1/2"), (0.99, "below 1"), (1.0, "always")]
-)
-def test_difficulty_is_the_share_of_right_attempts(share: float, level: str) -> None:
-    assert level in LEVELS and level_of(share) == level

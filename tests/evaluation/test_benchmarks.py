@@ -53,7 +53,7 @@ def asked(*more: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, str
 def solves(body: Mapping[str, Any]) -> Said:
     """Right where the number asked about is even."""
     number = int(body["messages"][-1]["content"].rpartition("\n")[2].split("+")[0])
-    return text(f"\\boxed{{{number + 1 + number % 2}}}", tokens=5000 if number == 0 else 10)
+    return text(f"\\boxed{{{number + 1 + number % 2}}}", tokens=10)
 
 
 def test_rows_that_differ_are_refused_with_both_sums_unless_accepted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,8 +69,6 @@ def test_rows_that_differ_are_refused_with_both_sums_unless_accepted(capsys: pyt
     assert (setup["data"]["sha256"], setup["data"]["expected_sha256"]) == (found, expected)
     assert setup["temperature"] == 0.6 and setup["max_turns"] == 3 and setup["engine"]["endpoint"] == endpoint.url
     assert "secret" not in json.dumps(result) and endpoint.keys == {"Bearer secret"}
-    curve = [result[f"avg_within_{budget}_tokens"]["value"] for budget in (4096, 8192, 16384, 30720)]
-    assert curve == pytest.approx([2 / 6, 3 / 6, 3 / 6, 3 / 6]), "under smaller caps, of the same samples"
 
 
 def test_a_killed_evaluation_asks_only_for_what_is_missing(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def analyze(
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Errors and what comes after them, tool use, lengths, entropy and kinds of tokens, by step and difficulty.
+    """Errors and what comes after them, tool use, lengths, entropy and kinds of tokens, by step.
 
     Example: rocstar analyze last --pictures pictures"""
     from rocstar.analysis.report import analyse

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -19,13 +18,10 @@ from rocstar.support.exits import EXTRA_OF, NOT_READY, install_command
 
 FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollouts
 SHARED_BYTES = 1e9  # in /dev/shm: weights on their way to engines in other processes
-OPEN_FILES = 4096  # what a sandbox service under load and its clients hold open
 SHARED_REMEDY = (
     "engines in processes read weights from the disk then, and NCCL between GPUs may not start; Docker gives a "
     "container more with --shm-size=8g, Kubernetes with an emptyDir of medium Memory at /dev/shm"
 )
-PORTS = {8700: "rocstar sandbox serve", 8701: "rocstar serve", 8710: "rocstar view"}
-"""The servers' default ports."""
 COMPILED = {"compiled fork": "rocstar.sandbox.slot._fork", "compiled attention": "rocstar.engines._attention"}
 NEEDED = ("", "train")
 """Extras without which a run on one machine can't be."""
@@ -40,7 +36,7 @@ def doctor(
     as_json: AsJson = False,
     runs: Annotated[Path, typer.Option("--runs", help="Folder that would hold the runs.")] = Path("runs"),
 ) -> None:
-    """Say what this machine can do: packages, GPUs, sandbox, disk, ports. Exit code 3 where training can't run."""
+    """Say what this machine can do: packages, GPUs, sandbox, disk. Exit code 3 where training can't run."""
     found = []
     for finding in findings(runs):
         found.append(finding)
@@ -91,8 +87,6 @@ def findings(runs: Path) -> Iterator[Finding]:
     yield _sandbox()
     yield _disk("disk", runs, FREE_BYTES, "choose another folder with --runs or run.folder")
     yield _disk("shared memory", Path("/dev/shm"), SHARED_BYTES, SHARED_REMEDY)
-    yield _open_files()
-    yield _ports()
     yield _vllm()
 
 
@@ -169,30 +163,6 @@ def _disk(name: str, folder: Path, wanted: float, remedy: str) -> Finding:
     writable = os.access(there, os.W_OK)
     found = f"{free / 1e9:.{int(free < 1e10)}f} GB free in {there}" + ("" if writable else ", which can't be written")
     return _finding(name, found, remedy if free < wanted or not writable else "")
-
-
-def _open_files() -> Finding:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft} at once, {'unlimited' if hard == resource.RLIM_INFINITY else hard} where a process asks"
-    remedy = f"raise the hard limit to {OPEN_FILES} before a service for many callers (ulimit -Hn)"
-    return _finding("open files", found, remedy if hard != resource.RLIM_INFINITY and hard < OPEN_FILES else "")
-
-
-def _ports() -> Finding:
-    """Not by `support/listen.py`: nothing may come in meanwhile."""
-    taken = []
-    for port, verb in PORTS.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                taken.append(f"{port} ({verb}): {error.strerror}")
-    if taken:
-        return _finding("ports", "; ".join(taken), "give another with --port")
-    return _finding("ports", f"free: {', '.join(map(str, PORTS))}")
 
 
 def _vllm() -> Finding:

@@ -63,7 +63,7 @@ function Figures({ result }) {
   </section>`;
 }
 
-const figureLabel = (key) => (/[@\d/]/.test(key) ? key : undefined); // k, budgets and parts stand in the name
+const figureLabel = (key) => (/[@\d/]/.test(key) ? key : undefined); // k and parts stand in the name
 
 const KINDS = {
   fixed: (row) => row.difference > 0,
