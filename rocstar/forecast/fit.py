@@ -180,7 +180,7 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
     limit = cap or max(settings["rollout"]["max_response_tokens"], longest)
     found = [_recorded_step(attempts, limit, engines) for attempts in rows]
     stages = [stage.get("rollout", {}) for stage in settings["stage"]]
-    keys = ("max_staleness_steps", "refill")
+    keys = ("max_staleness_steps", "carry_over", "refill")  # carry_over: of earlier versions
     overlapped = any(rollout.get(key) for rollout in (settings["rollout"], *stages) for key in keys)
     longest = max(attempt.prompt_tokens + attempt.limit for step in found for attempt in step.attempts)
     return RecordedRun(steps=found, engines=engines, model=engine_of(settings, longest), overlapped=overlapped)

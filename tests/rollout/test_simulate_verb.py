@@ -112,10 +112,10 @@ def test_costs_are_not_fitted_to_steps_that_overlapped_and_a_step_that_was_not_r
     folder = RunFolder(tmp_path / "overlapped")
     shutil.copytree(recorded.path, folder.path)
     settings = json.loads(folder.resolved.read_text())
-    settings["rollout"]["max_staleness_steps"] = 1
-    folder.resolved.write_text(json.dumps(settings))
-    assert command(["simulate", str(folder.path)]) == 2
-    assert "do not begin together; give --step-seconds" in capsys.readouterr().err
+    for key in ("max_staleness_steps", "carry_over"):
+        folder.resolved.write_text(json.dumps({**settings, "rollout": {**settings["rollout"], key: 1}}))
+        assert command(["simulate", str(folder.path)]) == 2
+        assert "do not begin together; give --step-seconds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
