@@ -52,7 +52,7 @@ async def test_an_engine_holds_room_for_no_more_attempts_than_there_are(model_fo
 
 
 def test_arguments_of_rows_for_a_tool_concern_no_evaluation_without_tools(model_folder: Path) -> None:
-    stage = {"name": "a", "kind": "rl", "steps": 1, "rollout": ROLLOUT | {"max_turns": 3}}
+    stage = {"name": "a", "kind": "rl", "steps": 1, "rollout": {"max_turns": 3}}
     row = replace(PROBLEMS[0], metadata={"extra_info": {"tools_kwargs": {"python": {"create_kwargs": {"a": 1}}}}})
     one_turn = LocalModel(model=model_folder, recipe=recipe_of({"rollout": ROLLOUT}, [stage]))
     assert one_turn.fitted([row])
