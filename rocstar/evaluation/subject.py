@@ -115,7 +115,7 @@ class LocalModel:
         it."""
         conversation, environment = self.conversation(kind), kind.environment or AttemptParts(self.recipe).environment
         holds, rollout = self.holds, self.recipe.rollout
-        AttemptParts(self.recipe).refuse_row_arguments(problems)
+        AttemptParts(self.recipe).refuse_row_arguments(problems if rollout.has_tools else ())
         if not self.capped:
             longest, where = max(
                 ((prompt_tokens(problem, conversation, environment), problem) for problem in problems),

@@ -101,7 +101,7 @@ class AttemptParts:
         for problem in problems if names else ():
             extra = problem.metadata.get("extra_info")
             given = extra.get("tools_kwargs") if isinstance(extra, Mapping) else None
-            if unread := [name for name in names if isinstance(given, Mapping) and given.get(name)]:
+            if unread := [name for name in names if isinstance(given, Mapping) and _gives(given.get(name))]:
                 raise ConfigError(
                     f"{named(problem)} has extra_info.tools_kwargs for {', '.join(unread)}, which no tool receives; "
                     "leave them out, or let a rollout.agent read them (client.row)"
@@ -210,6 +210,11 @@ class AttemptParts:
             agent=self.agent,
             note=note,
         )
+
+
+def _gives(arguments: Any) -> bool:
+    """Whether any is given; parquet has all tools' in every row, empty ones as None."""
+    return any(map(_gives, arguments.values())) if isinstance(arguments, Mapping) else arguments is not None
 
 
 def attempt_limits(rollout: StageRolloutSection) -> AttemptLimits:

@@ -146,7 +146,8 @@ def test_a_refusal_that_names_a_parameter_ends_the_build(tmp_path: Path) -> None
         rewrite(tmp_path, endpoint.url, rows, ["response"], concurrency=1)
     assert len(endpoint.bodies) < 5 * ALIKE
     with served(lambda body: text("new") if last(body) == "row 0" else wrong) as endpoint:
-        assert len(rewrite(tmp_path, endpoint.url, rows, ["response"], concurrency=1)) == 1
+        for _ in range(2):  # the second build finds that answer in the cache
+            assert len(rewrite(tmp_path, endpoint.url, rows, ["response"], concurrency=1)) == 1
 
 
 def test_a_source_without_a_row_says_why(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from rocstar.config.recipe import recipe_of
 from rocstar.config.sections import Recipe
+from rocstar.errors import ConfigError
 from rocstar.evaluation.subject import LocalModel
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id
@@ -46,3 +49,12 @@ async def test_an_engine_holds_room_for_no_more_attempts_than_there_are(model_fo
         subject.opened(64, SandboxClient(daemons=0)) as usual,
     ):
         assert few.engine.load().capacity_tokens * 2 == usual.engine.load().capacity_tokens
+
+
+def test_arguments_of_rows_for_a_tool_concern_no_evaluation_without_tools(model_folder: Path) -> None:
+    stage = {"name": "a", "kind": "rl", "steps": 1, "rollout": {"max_turns": 3}}
+    row = replace(PROBLEMS[0], metadata={"extra_info": {"tools_kwargs": {"python": {"create_kwargs": {"a": 1}}}}})
+    one_turn = LocalModel(model=model_folder, recipe=recipe_of({"rollout": ROLLOUT}, [stage]))
+    assert one_turn.fitted([row])
+    with pytest.raises(ConfigError, match="tools_kwargs for python"):
+        replace(one_turn, recipe=recipe(rollout=ROLLOUT | {"max_turns": 3})).fitted([row])

@@ -285,7 +285,7 @@ def test_arguments_of_a_row_for_a_tool_are_refused_where_nothing_reads_them(tmp_
         return {"question": f"{tool}?", "answer": "1", "extra_info": {"tools_kwargs": {tool: given}}}
 
     row = of("python", {"create_kwargs": {"ground_truth": "1"}})
-    others = [of("python", None), of("search", {"create_kwargs": {"top": 3}})]
+    others = [of("python", {"create_kwargs": {"ground_truth": None}}), of("search", {"create_kwargs": {"top": 3}})]
     data = {"source": "files", "train_files": [write(tmp_path / "a.jsonl", *others)]}
     material(imitating(tmp_path), RL, data=data, evaluate={"problems": 0})
     write(tmp_path / "a.jsonl", *others, row)

@@ -107,6 +107,7 @@ class ChatEndpoint:
                 self.cache.put(key, choice)
             else:
                 self.remembered += 1
+            self._answered = True
         if choice["finish"] not in ENDED:
             raise Refused(Refusal.REWRITE, "messages", f"the endpoint's answer ended for {choice['finish']}")
         text = str(choice["text"]).strip()
@@ -132,7 +133,6 @@ class ChatEndpoint:
             raise NoAnswer(f"a body that is no chat completion ({response.content[:60]!r})") from None
         if finish in BROKEN_OFF:  # what is filtered would be filtered again: its row is refused
             refuse_broken_off(finish)
-        self._answered = True
         return {"text": text if isinstance(text, str) else "", "finish": finish}
 
     def _holds_for_all(self, refusal: str) -> bool:
