@@ -16,20 +16,20 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2119, 17),
     "agents": (1087, 4),
-    "analysis": (1764, 10),
+    "analysis": (1740, 10),
     "answers": (3558, 19),
-    "cli": (3178, 21),
+    "cli": (3086, 21),
     "cluster": (827, 8),
-    "config": (2073, 10),
+    "config": (2069, 10),
     "data": (4233, 22),
     "dialogue": (1830, 11),
     "engines": (4519, 22),
     "errors": (53, 1),
-    "evaluation": (3476, 20),
+    "evaluation": (3460, 20),
     "faults": (617, 4),
-    "forecast": (1908, 8),
-    "learning": (3327, 19),
-    "parts": (1763, 9),
+    "forecast": (1672, 7),
+    "learning": (3299, 19),
+    "parts": (1768, 9),
     "protocols": (306, 1),
     "record": (2554, 16),
     "rollout": (1660, 11),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (606, 1),
     "view": (1826, 9),
 }
-CLASSES, FUNCTIONS = 560, 3978
+CLASSES, FUNCTIONS = 558, 3954
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_444, "tests/**/*.py": 49_973}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_707}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
