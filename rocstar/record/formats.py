@@ -165,7 +165,7 @@ def _csv(rows: Iterable[Row], origin: Origin, path: Path) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would read as a formula gets an apostrophe in front; numbers stay. An object is JSON."""
+    """A text that a spreadsheet would read as a formula gets an apostrophe in front; numbers stay; objects are JSON."""
     if isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, str) and re.match(r"[=+@\t\r]|-(?![0-9.]+$)", value):
