@@ -164,7 +164,8 @@ def _usage_sentence(error: Any) -> str:
     message: str = error.format_message()
     if "\n" in message:  # the help page, where no argument was given
         return message
-    page = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+    asks = message.endswith("?")  # whether another name was meant
+    page = f"{' See' if asks else '; see'} {error.ctx.command_path} --help" if error.ctx else ""
     return shortened(f"rocstar: {message[:1].lower()}{message[1:].rstrip('.')}{page}")
 
 

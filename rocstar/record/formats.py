@@ -25,7 +25,7 @@ from rocstar.types import ToolResult
 FACTS = (
     *("step", "problem_id", "index", "source", "gold", "extracted", "verdict", "method", "reward", "kept", "reason"),
     *("weight", "penalty_errors", "penalty_format", "advantage", "stop", "fault", "response_tokens", "calls"),
-    *("failed_calls", "seconds", "tool_seconds", "policy_version"),
+    *("failed_calls", "seconds", "tool_seconds", "policy_version", "reward_parts"),
 )
 Row = Mapping[str, Any]
 Message = dict[str, Any]
@@ -165,7 +165,9 @@ def _csv(rows: Iterable[Row], origin: Origin, path: Path) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would read as a formula gets an apostrophe in front; numbers stay."""
+    """A text that a spreadsheet would read as a formula gets an apostrophe in front; numbers stay; objects are JSON."""
+    if isinstance(value, dict):
+        return json.dumps(value)
     if isinstance(value, str) and re.match(r"[=+@\t\r]|-(?![0-9.]+$)", value):
         return f"'{value}"
     return value

@@ -57,7 +57,7 @@ SAID = "contains(lower(array_to_string(text, chr(10))), ?) OR contains(lower(que
 """Whether an attempt's question or the policy's text contains a lower-case text, which is bound twice."""
 FAILED = f"SELECT file_row_number, turns FROM {READ} WHERE failed_calls > 0"
 READ_BY_PEOPLE = (*SHORT_COLUMNS, "prompt_ids", "text")
-"""Columns of an attempt without those of one value per token, which people do not read."""
+"""Columns of an attempt without those of one value per token, but with the prompt that an agent sent."""
 Condition = tuple[str, list[Any]]
 """SQL and the values of its question marks."""
 

@@ -18,7 +18,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1087, 4),
     "analysis": (1740, 10),
     "answers": (3558, 19),
-    "cli": (3086, 21),
+    "cli": (3087, 21),
     "cluster": (827, 8),
     "config": (2069, 10),
     "data": (4233, 22),
@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3299, 19),
     "parts": (1768, 9),
     "protocols": (306, 1),
-    "record": (2554, 16),
+    "record": (2556, 16),
     "rollout": (1660, 11),
     "run": (3896, 21),
     "sandbox": (8662, 43),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_707}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_709}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -34,6 +34,7 @@ def row(question: str = "1+1?", told: str = "<answer>2</answer>", **more: Any) -
         **dict.fromkeys(("fault", "seconds", "tool_seconds")),
         **{"step": 3, "problem_id": "p", "index": 1, "source": "tests", "gold": "2", "verdict": "right", "reward": 1.0},
         **{"kept": True, "stop": "answered", "response_tokens": 9, "calls": 1, "failed_calls": 1, "policy_version": 2},
+        "reward_parts": {"form": 0.5},
         "question": question,
         "text": [f"I try.<tool_call>{CALL}</tool_call><|im_end|>", f"{told}<|im_end|>"],
         "turns": turns,
@@ -85,7 +86,8 @@ def test_every_form_has_all_attempts(tmp_path: Path) -> None:
     assert [line["index"] for line in lines] == [0, 1, 2]
     assert lines[0]["prompt"] + lines[0]["completion"] == structured(row(), ORIGIN.feedback)
     with (tmp_path / "csv.csv").open(newline="") as file:
-        assert [one["gold"] for one in csv.DictReader(file)] == ["2"] * 3
+        assert [(one["gold"], one["reward_parts"]) for one in csv.DictReader(file)] == [("2", '{"form": 0.5}')] * 3
+    assert lines[0]["reward_parts"] == {"form": 0.5}
     assert not list(tmp_path.glob(".*"))
 
 

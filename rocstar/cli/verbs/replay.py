@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def replay(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Name, path or `last`.")],
-    step: Annotated[int | None, typer.Option(metavar="N", help="Only this step; default: all RL steps.")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="From the checkpoint before to this step.")] = None,
     bundle: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write what it needs, for another machine, and stop.")
     ] = None,

@@ -330,7 +330,7 @@ def export(
     from rocstar.record.formats import ENDINGS, FORMS
     from rocstar.record.formats import export as write
     from rocstar.record.table import select
-    from rocstar.support.screen import Screen
+    from rocstar.support.screen import Screen, plural
 
     if form not in FORMS:
         raise ConfigError(f"--format {form} is none of {', '.join(FORMS)}")
@@ -347,7 +347,7 @@ def export(
         there = "" if count else _there(files, asked)
     if not count:
         print(f"{origin.name} has no such attempt{there}", file=sys.stderr)
-    print(f"{count} attempts in {path}")
+    print(f"{plural(count, 'attempt')} in {path}")
 
 
 def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
