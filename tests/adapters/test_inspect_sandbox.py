@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("inspect_ai", reason="inspect_ai has an environment of its own: scripts/adapters_env")
+# An evaluation imports it first, from so deep that on a busy machine CPython 3.11.7 ended with a SystemError ("AST
+# constructor recursion depth mismatch").
+pytest.importorskip("acp", reason="inspect_ai asks for it")
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
