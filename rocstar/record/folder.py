@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
 
 SCHEMA_VERSION = 1
-"""Listed separately in the size of a run; the rest is small."""
 SHOWN_NAMES = 5  # of runs, in a message
 NAME_BYTES = 240  # the limit of file systems, less the suffixes added to a name
 HELD_OUT = "held out"

@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3299, 19),
     "parts": (1768, 9),
     "protocols": (306, 1),
-    "record": (2556, 16),
+    "record": (2555, 16),
     "rollout": (1660, 11),
     "run": (3896, 21),
     "sandbox": (8662, 43),

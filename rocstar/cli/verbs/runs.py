@@ -239,17 +239,17 @@ def rollouts(
     Example: rocstar runs rollouts last --wrong --error NameError --full"""
     from itertools import islice
 
-    from rocstar.dialogue.codec import Codec
     from rocstar.record.formats import facts, structured
     from rocstar.record.table import select
     from rocstar.support.screen import Screen
+    from rocstar.view.attempt import decoder_of
 
     asked = options.filter()
     files, origin = _source(options.name, options.runs)
     with Screen() as screen, screen.never_silent(screen.working):
         rows = list(islice(select(files, asked), limit))
         there = _there(files, asked) if not rows and not as_json else ""
-        decode = Codec.load(origin.tokenizer).decode if rows and full and origin.tokenizer else None
+        decode = decoder_of(origin.tokenizer) if rows and full and origin.tokenizer else None
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
         print_json({"source": origin.name, "attempts": shown})
