@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -26,7 +27,7 @@ from rocstar.engines.pages import kv_pages
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
-from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
+from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailable
 from rocstar.parts.lengths import named
 from rocstar.parts.placement import Placement
 from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, ToolSpec, Verifier
@@ -94,15 +95,14 @@ class AttemptParts:
         return self.specs if self.recipe.has_tools else ()
 
     def refuse_row_arguments(self, problems: Iterable[Problem]) -> None:
-        """Raises ConfigError for a row with arguments of its own for one of the tools, which none receives: verl's
+        """Raises DataError for a row with arguments of its own for one of the tools, which none receives: verl's
         `tools_kwargs`. An agent or an environment of the user's own reads the row."""
         own = self.recipe.rollout.agent or self.recipe.rollout.environment
         names = () if own else [spec.name for spec in self.shown_specs]
         for problem in problems if names else ():
-            extra = problem.metadata.get("extra_info")
-            given = extra.get("tools_kwargs") if isinstance(extra, Mapping) else None
-            if unread := [name for name in names if isinstance(given, Mapping) and _gives(given.get(name))]:
-                raise ConfigError(
+            given = _object(_object(problem.metadata.get("extra_info")).get("tools_kwargs"))
+            if unread := [name for name in names if _gives(given.get(name))]:
+                raise DataError(
                     f"{named(problem)} has extra_info.tools_kwargs for {', '.join(unread)}, which no tool receives; "
                     "leave them out, or let a rollout.agent read them (client.row)"
                 )
@@ -210,6 +210,13 @@ class AttemptParts:
             agent=self.agent,
             note=note,
         )
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """An object, perhaps written as JSON, as in a CSV; an empty one for anything else."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(value) if isinstance(value, str) else value
+    return value if isinstance(value, Mapping) else {}
 
 
 def _gives(arguments: Any) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from rocstar.config.recipe import recipe_of
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 from rocstar.run.material import (
     Material,
     _codec_at_first,
@@ -289,7 +289,7 @@ def test_arguments_of_a_row_for_a_tool_are_refused_where_nothing_reads_them(tmp_
     data = {"source": "files", "train_files": [write(tmp_path / "a.jsonl", *others)]}
     material(imitating(tmp_path), RL, data=data, evaluate={"problems": 0})
     write(tmp_path / "a.jsonl", *others, row)
-    with pytest.raises(ConfigError, match=r"a\.jsonl line 3 has extra_info\.tools_kwargs for python, which no tool"):
+    with pytest.raises(DataError, match=r"a\.jsonl line 3 has extra_info\.tools_kwargs for python, which no tool"):
         material(imitating(tmp_path), RL, data=data, evaluate={"problems": 0})
     (tmp_path / "reads_rows.py").write_text("async def solve(problem, client): ...\n")
     agent = {"max_response_tokens": 64, "agent": f"{tmp_path / 'reads_rows.py'}:solve"}

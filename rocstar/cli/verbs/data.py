@@ -4,6 +4,7 @@ here loads torch."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rocstar.data.pool.overlap import BenchmarkQuestion
     from rocstar.data.pool.rules import Check
     from rocstar.parts.build import AttemptParts
+    from rocstar.types import Problem
 
 BAR_COLUMNS = 40
 SELDOM = ("reordered", "held_out", "asked_again")
@@ -180,17 +182,27 @@ def _wording(parts: AttemptParts, tokenizer: Path | None) -> Wording:
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.segments import text_of
     from rocstar.dialogue.template import ChatMl, prompt_of
-    from rocstar.parts.modelfolder import find_model
+    from rocstar.parts.modelfolder import find_model, model_facts
 
-    path = parts.recipe.model.path
+    def render(problem: Problem) -> str:
+        parts.refuse_row_arguments([problem])
+        return text_of(prompt_of(chosen, problem, parts.shown_specs))
+
+    recipe, path = parts.recipe, parts.recipe.model.path
     folder = None if path is None else find_model(path)
     chosen, counted = parts.template(folder), tokenizer or folder
     codec = Codec.load(counted) if counted else None
+    leaves_out = any(stage.data.max_prompt_tokens for stage in recipe.rl_stages) or recipe.rollout.environment
+    room = math.inf
+    if folder and recipe.rl_stages and not (tokenizer or leaves_out):
+        longest = max(rollout.max_response_tokens for rollout in recipe.rollouts)
+        room = model_facts(folder, torch_engine=False).positions - longest
     return Wording(
-        render=lambda problem: text_of(prompt_of(chosen, problem, parts.shown_specs)),
+        render=render,
         markers=codec.added_tokens if codec else chosen.markers if isinstance(chosen, ChatMl) else (),
         length=(lambda prompt: len(codec.encode(prompt))) if codec else len,
         unit="characters" if counted is None else "tokens",
+        room=room,
     )
 
 

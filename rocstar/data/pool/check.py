@@ -5,6 +5,7 @@ Nothing is written or dropped; `build.py` does that. Rows that cannot be read ar
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from collections import Counter
@@ -28,7 +29,7 @@ NEAR = 0.7
 
 
 FINDINGS = {
-    "bad": "rows that cannot be read",
+    "bad": "rows that train and eval refuse",
     "refused": "references the verifier refuses",
     "reordered": "references that are right backwards too; where order counts, set evaluate.verifier to boxed_text, "
     "and where a comma is a decimal one, write a point",
@@ -50,13 +51,15 @@ class Wording:
     """How a problem becomes a prompt, and how its length is measured."""
 
     render: Callable[[Problem], str]
-    """Everything before the first completion."""
+    """Everything before the first completion. Raises DataError for a row that training refuses."""
     markers: Sequence[str]
     """Special tokens, to be made visible."""
     length: Callable[[str], int]
     """Length of a prompt, in `unit`."""
     unit: str
     """`tokens` or `characters`."""
+    room: float = math.inf
+    """The longest prompt, in `unit`, that training takes."""
 
 
 @dataclass(slots=True)
@@ -167,11 +170,10 @@ def check_file(
     index = BenchmarkIndex(benchmarks)
     report.compared_with = dict(index.sizes())
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
-        for problem in _readable(path, columns, report):
-            prompt, name = wording.render(problem), f"line {problem.metadata['line']}"
+        for problem, prompt in _readable(path, columns, wording, report):
+            name = f"line {problem.metadata['line']}"
             if not report.prompt:
                 report.prompt, report.answer = _visible(prompt, wording.markers), problem.answer
-            report.lengths[wording.length(prompt)] += 1
             accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
             if not accepted:
                 report.findings["refused"].add(f'{name}: "{problem.answer[:60]}" ({method})')
@@ -197,7 +199,8 @@ def _backwards(answer: str) -> str:
     return answer[::-1] if answer.isalnum() and not answer.isdigit() else answer
 
 
-def _readable(path: str, columns: ColumnsOf, report: FileReport) -> Iterator[Problem]:
+def _readable(path: str, columns: ColumnsOf, wording: Wording, report: FileReport) -> Iterator[tuple[Problem, str]]:
+    """The problems that training takes, with their prompts."""
     for line, row in rows_and_faults(path):
         report.rows += 1
         where = f"{path}, line {line}"
@@ -208,7 +211,16 @@ def _readable(path: str, columns: ColumnsOf, report: FileReport) -> Iterator[Pro
             if report.columns is None:
                 report.columns = found
                 report.others = [str(name) for name in row if name not in found.used]
-            yield problem_of(row, found, where=where, source=Path(path).name, line=line)
+            problem = problem_of(row, found, where=where, source=Path(path).name, line=line)
+            prompt = wording.render(problem)
+            length = wording.length(prompt)
+            if length > wording.room:
+                raise DataError(
+                    f"{where}: a prompt of {length} tokens, where the model and rollout.max_response_tokens leave "
+                    f"{wording.room}; leave such rows out with data.max_prompt_tokens={wording.room}."
+                )
+            report.lengths[length] += 1
+            yield problem, prompt
         except DataError as fault:
             report.findings["bad"].add(str(fault))
 
