@@ -156,7 +156,8 @@ class VllmEngine:
             settings = replace(_beginning(self._place, newest and newest()), name=self._server_name)
             self._server = await self._start(settings)
             self.url = self._server.url
-        await self._open(VllmClient(self.url, self._patience))
+        log = self._place.log if isinstance(self._place, VllmSettings) else None
+        await self._open(VllmClient(self.url, self._patience, log))
         if newest and (weights := newest()):
             await self.load_weights(weights)
 

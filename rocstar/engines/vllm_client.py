@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -110,9 +111,9 @@ class VllmClient:
     busy for longer than its keep-alive (5 s) closes the connection before it reads a request sent meanwhile. A second
     connection costs 1 ms of CPU here and 0.2 ms there."""
 
-    def __init__(self, url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        """Raises ConfigError for an invalid URL."""
-        self._url, self._patience = url, patience_seconds
+    def __init__(self, url: str, patience_seconds: float = PATIENCE_SECONDS, log: Path | None = None) -> None:
+        """log: the file that a server of ours writes, which errors name. Raises ConfigError for an invalid URL."""
+        self._url, self._patience = f"{url} (log: {log})" if log else url, patience_seconds
         problem = f"the URL of a vLLM server must be like http://127.0.0.1:8000, got {url}"
         try:
             base = httpx.URL(url)

@@ -165,8 +165,14 @@ def means_of_parts(parts_PR: Sequence[Sequence[Mapping[str, float]]]) -> dict[st
     values: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in parts_PR])
     for place, some in enumerate(parts_PR):
         for name, value in chain.from_iterable(parts.items() for parts in some):
-            values[f"reward/parts/{UNFIT.sub('_', name)}"][place].append(value)
-    return {name: over_problems(values_PR) for name, values_PR in sorted(values.items())}
+            values[name][place].append(value)
+    found = dict[str, float | None]()
+    for name in sorted(values, key=lambda name: (UNFIT.search(name) is not None, name)):
+        metric = f"reward/parts/{UNFIT.sub('_', name)}"
+        while metric in found:
+            metric += "_"
+        found[metric] = over_problems(values[name])
+    return found
 
 
 def over_problems(values_PR: Sequence[Sequence[float]]) -> float | None:

@@ -167,6 +167,9 @@ async def test_a_strangers_server_on_the_same_port_is_noticed_before_it_is_used_
     del server.facts["name"]
     await engine.restart(None)
     assert len((await ask(engine)).token_ids) == 4
+    server.faults[GENERATE] = broken
+    with pytest.raises(EngineUnavailable, match=rf"\(log: {place.log}\) broke the connection"):
+        await ask(engine)
     server.facts["name"] = "another"
     before = len(server.asked)
     with pytest.raises(EngineUnavailable, match=told):
