@@ -158,7 +158,8 @@ async def opened_run(
 
 @contextmanager
 def _told_of(sandbox: SandboxClient, tracker: RunTracker, screen: Screen) -> Iterator[None]:
-    """Report how well the sandbox isolates, and for as long as the context lasts which daemon is lost or back."""
+    """Report how well the sandbox isolates, and for as long as the context lasts which daemon is lost, or back after it
+    could not be reached: one that is lost is started again at once."""
     if sandbox.nodes:
         info = sandbox.info()
         tracker.event("sandbox", isolation=info.isolation, failed_probes=list(info.failed_probes))
@@ -167,9 +168,13 @@ def _told_of(sandbox: SandboxClient, tracker: RunTracker, screen: Screen) -> Ite
                 f"programs of the model run at isolation {info.isolation}; docs/sandbox.md lists what they can reach"
             )
 
+    kinds = set[str]()
+
     def tell(kind: str, sentence: str) -> None:
-        tracker.event(f"sandbox_{kind}", reason=sentence)
-        screen.note(sentence)
+        kinds.add(kind)
+        if kind != "restarted" or "unreachable" in kinds:
+            tracker.event(f"sandbox_{kind}", reason=sentence)
+            screen.note(sentence)
 
     before, sandbox.on_event = sandbox.on_event, tell
     try:
