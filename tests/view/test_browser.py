@@ -167,7 +167,7 @@ def own_attempts() -> list[AttemptRecord]:
     made = attempt("4", question="What is 2 + 2?")
     own = ({"role": "system", "content": "Add."}, {"role": "user", "content": made.problem.question})
     assert made.trajectory.outcome is not None
-    unread = replace(made.trajectory.outcome, extracted=None)
+    unread = replace(made.trajectory.outcome, extracted=None, parts={"form": 0.5, "short": 1.0})
     judged = [
         replace(made, trajectory=replace(made.trajectory, outcome=replace(unread, method=method)))
         for method in ("function", "no_answer")
@@ -307,7 +307,8 @@ def test_an_attempt_shows_the_messages_before_its_question(chromium: Any, shown:
 def test_an_attempt_that_a_function_judged_is_not_said_to_have_no_answer(chromium: Any, shown: str) -> None:
     with seen(chromium, shown) as one:
         for row, answer in ((1, "not extracted"), (2, "none")):
-            one.open(f"/run/own/attempt?at=rollouts:1:{row}", f".facts .answer:text-is('{answer}')")
+            page = one.open(f"/run/own/attempt?at=rollouts:1:{row}", f".facts .answer:text-is('{answer}')")
+            assert "form 0.5 · short 1" in page.inner_text(".facts")
 
 
 def test_a_run_that_is_being_written_goes_on_without_being_opened_again(chromium: Any, tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def _compare(report: FileReport, problem: Problem, check: Check, seen: QuestionI
         same = match.same_answer or check(match.answer, f"\\boxed{{{answer}}}")[0]
         difference = "" if same else f" and the answer {match.answer}, not {answer}"
         report.findings["duplicates" if same else "conflicts"].add(f"{name}: {match.evidence}{difference}")
-    if overlap := index.find(problem.question):
+    if index and (overlap := index.find(problem.question)):
         report.findings["overlaps"].add(f"{name}: {overlap.evidence}")
         report.by_benchmark[overlap.found.benchmark] += 1
 

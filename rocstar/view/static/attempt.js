@@ -93,6 +93,7 @@ export function Attempt({ value, colour }) {
 
 function Facts({ value }) {
   const { turns, calls, failed_calls: failed } = value;
+  const parts = Object.entries(value.reward_parts ?? {}).map(([name, part]) => `${visible(name)} ${number(part)}`);
   const unread = ["function", "agent"].includes(value.method) ? "not extracted" : "none";
   return html`<section class="card facts"><${Verdict} verdict=${value.verdict} />
     <span>answer <b class="answer">${visible(value.extracted ?? unread)}</b>
@@ -104,8 +105,8 @@ function Facts({ value }) {
       ${" "}${number(calls)} ${calls === 1 ? "call" : "calls"}
       ${failed > 0 && html`, <span class="warn">${failed} failed</span>`}
       ${value.stop && ` · ended: ${visible(value.stop)}`}</span>
-    ${value.fields && html`<span>reward <b>${number(value.reward)}</b>${" "}
-      <span class="dim">${value.seconds && seconds(value.seconds)}</span></span>`}
+    ${(value.fields || value.reward_parts) && html`<span>reward <b>${number(value.reward)}</b>${" "}
+      <span class="dim">${parts.join(" · ")} ${value.fields && value.seconds && seconds(value.seconds)}</span></span>`}
     ${value.fault && html`<span class="problem">our fault: ${visible(value.fault)}</span>`}
     <${TimeLine} value=${value} /></section>`;
 }
