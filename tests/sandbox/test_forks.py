@@ -110,14 +110,15 @@ def test_what_branches_draw_is_drawn_again_with_the_same_seed(daemon: Daemon) ->
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 3
 
 
+@pytest.mark.parametrize("daemon", [0], indirect=True, ids=["root"])
 def test_as_many_branches_as_there_may_be_run_and_leave_nothing(daemon: Daemon) -> None:
     before = len(daemon.below())
-    begin(daemon, "m", "held = [str(n) for n in range(200_000)]")
+    begin(daemon, "m", "held = [str(n) for n in range(50_000)]")
     branches = forked(daemon, "m", *(f"m.{n}" for n in range(MAX_BRANCHES)))
     numbers = [
         daemon.submit(f"held[{n}] += '!'; held[{n}], len(held)", session=b, cell=2) for n, b in enumerate(branches)
     ]
-    assert [daemon.answer(number).value for number in numbers] == [f"('{n}!', 200000)" for n in range(MAX_BRANCHES)]
+    assert [daemon.answer(number).value for number in numbers] == [f"('{n}!', 50000)" for n in range(MAX_BRANCHES)]
     assert value(daemon, "m", "held[0]") == "'0'"
     notebooks = [each for each in daemon.programs() if each.memory_info().rss > 2**20]
     own = [psutil.Process(each.pid).memory_full_info() for each in notebooks]
