@@ -135,10 +135,10 @@ def test_figures_left_open_come_back_as_png_and_are_closed(own: Daemon) -> None:
     assert (closed.value, len(many.images), last.value) == ("[]", 16, "42")
 
 
-def test_cells_of_one_session_run_in_order_whatever_waits_for_what(daemon: Daemon) -> None:
+def test_cells_of_one_session_run_in_order_whatever_waits_for_what(own: Daemon) -> None:
     code = "order = [*globals().get('order', []), {}]\norder"
-    numbers = [daemon.submit(code.format(n), session="d", cell=n) for n in range(1, 9)]
-    assert [daemon.answer(number).value for number in numbers][-1] == str(list(range(1, 9)))
+    numbers = [own.submit(code.format(n), session="d", cell=n) for n in range(1, 9)]
+    assert [own.answer(number).value for number in numbers][-1] == str(list(range(1, 9)))
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"""
     assert (response.outcome, response.value) == ("ok", "7")
 
 
-def test_each_cell_has_its_own_limit_of_cpu(daemon: Daemon) -> None:
+def test_each_cell_has_its_own_limit_of_cpu(own: Daemon) -> None:
     burn = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
-    assert [daemon.cell("burn", n, burn, cpu_seconds=0.5).outcome for n in (1, 2)] == ["ok", "ok"]
+    assert [own.cell("burn", n, burn, cpu_seconds=0.5).outcome for n in (1, 2)] == ["ok", "ok"]
 
 
 def test_threads_that_use_a_second_between_cells_are_stopped_until_the_next_one(own: Daemon) -> None:
