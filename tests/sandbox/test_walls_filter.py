@@ -63,6 +63,7 @@ def meaning(value: int) -> str | int:
     return value & 0xFFFF
 
 
+@functools.cache
 def numbers(table: str, machine: str) -> dict[str, int]:
     column = MACHINES.index(machine)
     return {name: row[column] for name, row in seccomp.tables()[table].items() if row[column] is not None}  # type: ignore[misc]
