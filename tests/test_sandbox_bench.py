@@ -30,7 +30,6 @@ from rocstar.sandbox.call import DaemonSettings
 from tests.sandbox.driver import eventually
 
 QUICK = [program for program in KNOWN if program.seconds == 5.0 and "1 s" not in program.name]
-LATE = KnownProgram("late", "while True: pass", "timeout", seconds=0.5)
 
 
 MCP_SERVER = """
@@ -83,11 +82,6 @@ async def test_who_stops_waiting_leaves_no_bare_interpreter(tmp_path: Path) -> N
     assert not psutil.pid_exists(int(there.read_text()))
 
 
-async def test_our_sandbox_holds_every_attack() -> None:
-    found = await compared(["here"], QUICK[:1], [], token="", attacks=True, calls=10, slots=2)
-    assert found["here"].got_through == [] and found["here"].held == found["here"].attacks == len(BODIES) + 3
-
-
 async def test_what_gets_through_and_a_service_that_dies_of_it_are_named() -> None:
     runs = scripted([("/etc/shadow", End("ok", "got ['/etc/shadow']")), ("os.fork", End("failed"))])
     found = await measured(runs, (), (), attacks=True, calls=10)
@@ -123,16 +117,10 @@ def test_what_each_dialect_says(dialect: str, said: dict[str, Any], told: End) -
 
 
 async def test_the_truth_of_a_file_is_what_bare_python_makes_of_it() -> None:
-    asked = [
-        KnownProgram("1", "print(input()[::-1])", "", stdin="abc"),
-        KnownProgram("2", "1 / 0", ""),
-        LATE._replace(ends=""),
-    ]
-    assert [(one.ends, one.stdout) for one in await with_truth(asked, 2)] == [
-        ("ok", "cba\n"),
-        ("failed", ""),
-        ("timeout", ""),
-    ]
+    asked = [KnownProgram("1", "print(input()[::-1])", "", stdin="abc"), KnownProgram("2", "1 / 0", "")]
+    asked.append(KnownProgram("late", "while True: pass", "", seconds=0.5))
+    found = [(one.ends, one.stdout) for one in await with_truth(asked, 2)]
+    assert found == [("ok", "cba\n"), ("failed", ""), ("timeout", "")]
 
 
 async def test_an_mcp_server_is_asked_by_its_tool_that_takes_code(tmp_path: Path) -> None:
@@ -222,8 +210,10 @@ async def test_a_sandbox_below_l3_is_measured_as_it_is(monkeypatch: pytest.Monke
         assert (await runs(KNOWN[0])).ends == "ok"
 
 
-def test_every_known_end_is_told_by_our_sandbox_in_json() -> None:
-    done = CliRunner().invoke(app, ["sandbox", "bench", "here", "--callers", "2", "--calls", "10", "--json"])
+def test_our_sandbox_tells_every_known_end_and_holds_every_attack_in_json() -> None:
+    given = ["sandbox", "bench", "here", "--callers", "2", "--calls", "10", "--attacks", "--json"]
+    done = CliRunner().invoke(app, given)
     found = json.loads(done.stdout)["here"]
     assert (done.exit_code, found["right"], found["wrong"]) == (0, len(KNOWN), [])
     assert found["latency"]["2"]["wrong"] == 0 and found["latency"]["2"]["p50_ms"] > 0
+    assert (found["got_through"], found["held"], found["attacks"]) == ([], len(BODIES) + 3, len(BODIES) + 3)

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from msgspec import structs
 
 from rocstar.sandbox import launch, wire
 from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Isolation, Limits, Response, ServiceOutcome, Usage
+from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.verdict import STARVED
 from rocstar.sandbox.walls import cgroups
 from rocstar.sandbox.walls.plans import PLANS
@@ -138,8 +139,10 @@ class Daemon:
 
     def below(self) -> list[psutil.Process]:
         """All that lives below the daemon."""
-        every = psutil.Process(self.process.pid).children(recursive=True)
-        return [process for process in every if not ended(process)]
+        found = self.zygotes()
+        for process in found:  # it grows under way
+            found += children(process)
+        return [process for process in found if not ended(process)]
 
     def zygotes(self, depth: int = 1) -> list[psutil.Process]:
         """Below the daemon come its zygotes, a keeper per slot, the slot, and its program."""
@@ -210,10 +213,15 @@ def is_starved(response: Response) -> bool:
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children()
-    except psutil.NoSuchProcess:
-        return []
+    """As the kernel lists them, where it does: psutil looks through all processes of the machine."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        if not watch.can_see(process.pid):
+            return process.children()
+        for pid in watch.children(process.pid):
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+    return found
 
 
 def name_of(process: psutil.Process) -> str:
@@ -242,7 +250,7 @@ def eventually(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.01)
+        time.sleep(0.02)
     return bool(condition())
 
 

@@ -41,12 +41,16 @@ SEEN = """(
     sorted(os.listdir(".")), open("d/link").read(), os.stat("log").st_mode, os.stat("log").st_mtime_ns)"""
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["root", "user"])
+@pytest.fixture(scope="module", params=[0])
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     with Daemon(skip_plans=request.param, slots=4) as started:
         if started.info.isolation != "L3":
             pytest.skip("sessions are forked where there are namespaces")
         yield started
+
+
+by_root_and_user = pytest.mark.parametrize("daemon", [0, 1], indirect=True, ids=["root", "user"])
+"""Where walls matter: both ways to have namespaces."""
 
 
 def begin(daemon: Daemon, name: str, code: str, **limits: Any) -> None:
@@ -75,6 +79,7 @@ def end(daemon: Daemon, *names: str) -> None:
         daemon.end(name)
 
 
+@by_root_and_user
 def test_a_branch_has_the_names_memory_and_files_and_all_go_their_own_way(daemon: Daemon) -> None:
     begin(daemon, "a", BEGINNING)
     family = ("a", *forked(daemon, "a", "a.1", "a.2"))
@@ -112,12 +117,12 @@ def test_what_branches_draw_is_drawn_again_with_the_same_seed(daemon: Daemon) ->
 
 def test_as_many_branches_as_there_may_be_run_and_leave_nothing(daemon: Daemon) -> None:
     before = len(daemon.below())
-    begin(daemon, "m", "held = [str(n) for n in range(200_000)]")
+    begin(daemon, "m", "held = [str(n) for n in range(50_000)]")
     branches = forked(daemon, "m", *(f"m.{n}" for n in range(MAX_BRANCHES)))
     numbers = [
         daemon.submit(f"held[{n}] += '!'; held[{n}], len(held)", session=b, cell=2) for n, b in enumerate(branches)
     ]
-    assert [daemon.answer(number).value for number in numbers] == [f"('{n}!', 200000)" for n in range(MAX_BRANCHES)]
+    assert [daemon.answer(number).value for number in numbers] == [f"('{n}!', 50000)" for n in range(MAX_BRANCHES)]
     assert value(daemon, "m", "held[0]") == "'0'"
     notebooks = [each for each in daemon.programs() if each.memory_info().rss > 2**20]
     own = [psutil.Process(each.pid).memory_full_info() for each in notebooks]
@@ -126,6 +131,7 @@ def test_as_many_branches_as_there_may_be_run_and_leave_nothing(daemon: Daemon) 
     assert eventually(lambda: len(daemon.below()) <= before)
 
 
+@by_root_and_user
 def test_harm_in_a_branch_stays_there_and_limits_hold_in_each(daemon: Daemon) -> None:
     limits = {"memory_bytes": 2**26, "processes": 5}
     begin(daemon, "h", "import os, signal, time\nx = 1", **limits)
@@ -150,6 +156,7 @@ def test_harm_in_a_branch_stays_there_and_limits_hold_in_each(daemon: Daemon) ->
     end(daemon, "h", *branches)
 
 
+@by_root_and_user
 def test_branches_and_their_parent_cannot_reach_each_other(daemon: Daemon) -> None:
     begin(daemon, "r", "import os, signal, socket\nopen('mine', 'w').write('r')")
     family = ("r", *forked(daemon, "r", "r.1", "r.2"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import struct
 from collections.abc import Mapping
 
@@ -62,6 +63,7 @@ def meaning(value: int) -> str | int:
     return value & 0xFFFF
 
 
+@functools.cache
 def numbers(table: str, machine: str) -> dict[str, int]:
     column = MACHINES.index(machine)
     return {name: row[column] for name, row in seccomp.tables()[table].items() if row[column] is not None}  # type: ignore[misc]
@@ -110,6 +112,11 @@ def test_foreign_architectures_and_numbers_get_nowhere(machine: str) -> None:
         assert {verdict(code, other, number) for number in some} == {KILL}
         assert {verdict(code, machine, 0x40000000 + number) for number in some} == {foreign}
         assert verdict(code, machine, 0xFFFFFFFF) == errno.ENOSYS
+
+
+@functools.cache
+def filters(machine: str) -> list[bytes]:
+    return [seccomp.build(machine, **walls) for walls in (IN_NAMESPACES, BESIDE)]
 
 
 @pytest.mark.parametrize(
@@ -185,8 +192,7 @@ def test_arguments_decide_where_they_must(
 ) -> None:
     for machine in MACHINES:
         (known,) = (found[name] for table in seccomp.tables() if name in (found := numbers(table, machine)))
-        walls = (seccomp.build(machine, **each) for each in (IN_NAMESPACES, BESIDE))
-        assert [verdict(code, machine, known, *arguments) for code in walls] == [inside, beside], machine
+        assert [verdict(code, machine, known, *arguments) for code in filters(machine)] == [inside, beside], machine
 
 
 def test_a_network_is_tcp_and_udp_and_its_programs_hear_of_their_children() -> None:
