@@ -18,17 +18,17 @@ from rocstar.record.rollouts import attempts_table, read_table, write_parquet
 from rocstar.run.replay import _other_columns
 from rocstar.support import exits
 from tests.record.examples import attempts_of, resampled
-from tests.tiny_run import RL_STEPS, SFT_STEPS, Command, finished_run
+from tests.tiny_run import COLD_STEPS, PLAIN_STEPS, Command, plain_run
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
-LAST = SFT_STEPS + RL_STEPS
+LAST = PLAIN_STEPS
 
 
 @pytest.fixture
 def place(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a finished run, to be changed."""
-    shutil.copytree(finished_run(tmp_path_factory.getbasetemp())[0], tmp_path / "place")
+    shutil.copytree(plain_run(tmp_path_factory.getbasetemp())[0], tmp_path / "place")
     return tmp_path / "place"
 
 
@@ -52,25 +52,26 @@ def test_every_step_of_every_stage_comes_out_to_the_bit_and_what_was_changed_by_
     run = RunFolder(place / "runs" / "tiny")
     change(place, "stage.stage3.steps")  # no step depends on how many there are
     steps = replayed(place, "tiny")["steps"]
-    assert [(one["step"], one["differs"]) for one in steps] == [(n, {}) for n in range(SFT_STEPS + 1, LAST + 1)]
+    assert [(one["step"], one["differs"]) for one in steps] == [(n, {}) for n in range(COLD_STEPS + 1, LAST + 1)]
     assert all(one["metrics"] > 20 for one in steps)
     kept = run.checkpoint_steps()
-    assert [one["step"] for one in steps if one["weights"]] == [step for step in kept if step > SFT_STEPS] != []
+    assert [one["step"] for one in steps if one["weights"]] == [step for step in kept if step > COLD_STEPS] != []
 
-    table = read_table(run.rollout_file(LAST - 1))
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    *_, judged, learnt = (row["step"] for row in rows if row.get("learn/updates"))
+    table = read_table(run.rollout_file(judged))
     for name, other in (("advantage", lambda value: value and value * 2), ("reward", lambda value: 1.0)):
         values = [other(value) for value in table[name].to_pylist()]
         place_of = table.column_names.index(name)
         field = table.schema.field(place_of)
         table = table.set_column(place_of, field, pyarrow.array(values, field.type))
-    write_parquet(run.rollout_file(LAST - 1), table)
-    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    rows[-1]["learn/loss"] += 1e-12
+    write_parquet(run.rollout_file(judged), table)
+    rows[learnt - 1]["learn/loss"] += 1e-12
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = {one["step"]: one["differs"] for one in replayed(place, "tiny", code=1)["steps"]}
-    assert {"advantages", "rewards"} <= found[LAST - 1].keys()
-    assert "learn/loss" in found[LAST] and "recorded" in found[LAST]["learn/loss"]
-    assert not found[SFT_STEPS + 1]
+    assert {"advantages", "rewards"} <= found[judged].keys()
+    assert "learn/loss" in found[learnt] and "recorded" in found[learnt]["learn/loss"]
+    assert not found[COLD_STEPS + 1]
 
 
 def test_a_bundle_replays_alone_and_holds_no_more_than_that(place: Path, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_what_cannot_be_replayed_is_refused_in_a_sentence(
 
     monkeypatch.chdir(place)
     last = ("tiny", "--step", str(LAST))
-    assert "only RL steps are replayed" in told("tiny", "--step", "3")
+    assert "only RL steps are replayed" in told("tiny", "--step", "1")
     assert f"its steps go to {LAST}" in told("tiny", "--step", "999")
     assert "say which with --step N" in told("tiny", "--bundle", "new")
     assert "already exists" in told(*last, "--bundle", ".")

@@ -28,7 +28,7 @@ SETTINGS = (
     "sandbox.timeout_seconds=2",
     "run.stall_seconds=3",
     "run.stall_policy=halt",
-    "stage.stage1.steps=3",
+    "stage.stage1.steps=2",
     "stage.stage3.steps=0",
     "evaluate.problems=0",
 )
@@ -51,4 +51,4 @@ def test_a_run_whose_attempts_hang_halts_with_a_report_and_is_resumed(
     assert "Hanging.reply" in (run / "logs" / stall["log"]).read_text()
     (folder / "hang").unlink()
     assert Command.start(folder, "train", "--resume", "tiny", "run.stall_policy=warn").wait().code == 0
-    assert len(metrics(folder)) == COLD_STEPS + 3
+    assert len(metrics(folder)) == COLD_STEPS + 2

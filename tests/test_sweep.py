@@ -23,7 +23,7 @@ from tests.tiny_run import GLANCE, RECIPE, ROCSTAR_WITH, Command, workplace
 from tests.tutorials.session import commands
 
 LISTS = 'data.families=["gcd","fib"],["powmod"]'
-SHORT = ("stage.cold.steps=4", "stage.stage1.steps=1", "stage.stage3.steps=1")
+SHORT = ("stage.cold.steps=3", "stage.stage1.steps=1", "stage.stage3.steps=0", "evaluate.problems=0")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -25,6 +24,7 @@ import pytest
 from rocstar.config.tree import flat
 from rocstar.record.journal import read_journal
 from tests.tiny_run import (
+    AS_PLAIN,
     COLD_STEPS,
     GLANCE,
     RL_STEPS,
@@ -40,9 +40,11 @@ from tests.tiny_run import (
     metrics_lines,
     plain_run,
     results,
-    run_once,
+    stage_ends,
+    started_cold,
     user,
     versions,
+    weights,
     workplace,
 )
 
@@ -50,10 +52,12 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 
-OF_THREE_STEPS = ("stage.stage1.steps=3", "stage.stage3.steps=0")
-"""Of RL: what `plain` did first."""
-OF_TWO_STEPS = ("stage.stage1.steps=2", "stage.stage3.steps=0")
+OF_TWO_STEPS = ("stage.stage1.steps=2", "stage.stage3.steps=0", "evaluate.problems=0")
 """The one after which a run is killed, and the one that it makes when it goes on."""
+FEW = ("rollout.attempts_per_problem=2", "resample.keep=2")
+"""Attempts, where each starts a process."""
+AS_STAGE1 = (*(one for one in AS_PLAIN if not one.startswith("evaluate.")), *OF_TWO_STEPS)
+"""What `plain` did up to the end of stage1, without its evaluations."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return plain_run(tmp_path_factory.getbasetemp())
+    folder, ended = plain_run(tmp_path_factory.getbasetemp())
+    assert ended.code == 0, ended.told
+    assert sum(row.get("learn/updates", 0) for row in metrics(folder)) > 0, "else all runs are alike"
+    return folder
 
 
 def test_a_run_ends_with_a_table_and_learns_from_mixed_groups(finished: tuple[Path, Ended]) -> None:
@@ -105,31 +112,47 @@ def test_transformers_loads_the_last_checkpoint_unchanged(finished: tuple[Path, 
     assert "<" in tokenizer.decode(logits[0, -1].argmax())  # a tool call or an answer
 
 
-def test_a_run_killed_and_stopped_at_random_points_ends_as_if_nothing_had_been(
-    finished: tuple[Path, Ended], tmp_path: Path
+DEADLY = """
+import os
+from pathlib import Path
+from rocstar.learning.advantages import ADVANTAGES
+
+def deadly(rewards, settings):
+    if Path("armed").exists():  # this is called in the learner's turn
+        Path("armed").unlink()
+        os.kill(os.getpid(), 9)
+    return ADVANTAGES["grpo"](rewards, settings)
+"""
+
+
+def test_a_run_killed_and_stopped_again_and_again_ends_as_if_nothing_had_been(
+    plain: Path, start: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """kill -9 at three points and Ctrl-C at a fourth, each followed by --resume: in the cold start, around its end,
-    in the first RL stage and in the last."""
-    folder, rng = workplace(tmp_path / "w"), random.Random(os.getpid())
-    points = [rng.randrange(1, SFT_STEPS - 10), SFT_STEPS + rng.randrange(-2, 2), SFT_STEPS + 4 + rng.randrange(0, 2)]
-    command = Command.start(folder, "train", "tiny.toml")
-    for point in points[:2]:
-        assert command.after_step(point, command.process.kill).code == -signal.SIGKILL, points
-        command = Command.start(folder, "train", "--resume", "tiny")
-    stopped = command.after_step(SFT_STEPS + 2, command.interrupt)
+    """kill -9 in the cold start, while it learns and around the end of a stage, then Ctrl-C, each followed by --resume;
+    the last time by a process that loads everything anew, as a person's command does."""
+    folder = workplace(tmp_path / "w")
+    (folder / "own.py").write_text(DEADLY)
+    command = Command.start(folder, "train", "tiny.toml", *start, *AS_PLAIN, "learning.advantage=own.py:deadly")
+    assert command.after_step(1, command.process.kill).code == -signal.SIGKILL
+    (folder / "armed").touch()
+    assert Command.start(folder, "train", "--resume", "tiny").wait().code == -signal.SIGKILL
+    assert not (folder / "armed").exists()
+    command = Command.start(folder, "train", "--resume", "tiny")
+    assert command.after_step(COLD_STEPS + 2, command.process.kill).code == -signal.SIGKILL
+    command = Command.start(folder, "train", "--resume", "tiny")
+    stopped = command.after_step(COLD_STEPS + 3, command.interrupt)
     assert stopped.code == 130, stopped.told
     at = len(metrics_lines(folder))
     told = f"rocstar: stopped; step {at} is saved; continue with: rocstar train --resume tiny"
     assert stopped.told.splitlines()[-1] == told
     assert last_checkpoint(folder).name == f"step={at:06d}"
-    command = Command.start(folder, "train", "--resume", "tiny")
-    assert command.after_step(points[2], command.process.kill).code == -signal.SIGKILL, points
-    assert Command.start(folder, "train", "--resume", "last").wait().code == 0
-    assert metrics(folder) == metrics(finished[0]), points
-    assert dict(flat(results(folder))) == dict(flat(results(finished[0])))
-    assert attempts(folder) == attempts(finished[0])
-    weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (folder, finished[0])]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    ended = started_cold(folder, "train", "--resume", "last")
+    assert ended.code == 0, ended.told
+    assert metrics(folder) == metrics(plain)
+    assert dict(flat(results(folder))) == dict(flat(results(plain)))
+    assert attempts(folder) == attempts(plain)
+    assert set(stage_ends(folder)) == set(stage_ends(plain))
+    assert weights(folder) == weights(plain)
 
 
 def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_recorded_attempt_once(
@@ -139,12 +162,13 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
     that teach nothing are replaced ahead of learning as well."""
     folder = workplace(tmp_path / "w")
     stale = ("rollout.max_staleness_steps=1", "learning.importance_cap=2")
-    settings = ("evaluate.problems=0", "stage.stage3.steps=2", "rollout.refill=2", *stale)
+    steps = ("stage.stage1.steps=3", "stage.stage3.steps=1")
+    settings = ("evaluate.problems=0", "rollout.refill=2", *steps, *stale)
     start = begun(tmp_path_factory.getbasetemp(), steps=0)
     command = Command.start(folder, "train", "tiny.toml", *start, *settings)
-    assert command.after_step(2, command.process.kill).code == -signal.SIGKILL
+    assert command.after_step(1, command.process.kill).code == -signal.SIGKILL
     command = Command.start(folder, "train", "--resume", "tiny")
-    stopped = command.after_step(3, command.interrupt)
+    stopped = command.after_step(2, command.interrupt)
     assert stopped.code == 130, stopped.told
     assert last_checkpoint(folder).name == f"step={len(metrics_lines(folder)):06d}"
     ended = Command.start(folder, "train", "--resume", "tiny").wait()
@@ -152,7 +176,7 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
 
     rows, made = metrics(folder), attempts(folder)
     of_plain = [{**one, "step": one["step"] - COLD_STEPS} for one in attempts(plain)]
-    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
         of_step = [attempt for attempt in made if attempt["step"] == row["step"]]
         groups = 2 + row["refill/groups"]
@@ -162,8 +186,8 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
     assert any(row["refill/groups"] for row in rows)
     state = json.loads((last_checkpoint(folder) / "state.json").read_text())
     assert state["policy_version"] == sum(row["learn/updates"] for row in rows) > 0
-    drawn = [[[a["problem_id"] for a in w if a["step"] == step][:8] for step in range(1, 5)] for w in (made, of_plain)]
-    assert drawn[0] == drawn[1], "the problems of each step of stage1 follow from the seed"
+    drawn = [[[a["problem_id"] for a in w if a["step"] == step][:8] for step in (1, 2)] for w in (made, of_plain)]
+    assert drawn[0] == drawn[1], "the problems of each step follow from the seed"
 
     ages = [filed - version for filed, wrote in versions(folder) for version in wrote]
     assert min(ages) >= 0 and 0 < max(ages) <= 2 == max(row["staleness/max"] for row in rows)
@@ -176,25 +200,28 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
     assert replayed.code == 0, replayed.told
 
 
-def second_rank(command: Command) -> psutil.Process:
+def children_of(command: Command, module: str) -> list[psutil.Process]:
+    """Its own processes that carry out this module."""
     children = psutil.Process(command.process.pid).children()
-    return next(child for child in children if "rocstar.cluster.here" in child.cmdline())
+    return [child for child in children if any(module in word for word in child.cmdline())]
 
 
 def test_a_run_whose_second_rank_is_killed_goes_on_alone_as_if_nothing_had_been(
-    plain: Path, start: tuple[str, ...], tmp_path: Path
+    start: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Up to the last digits, in which sums over ranks differ."""
-    killed = workplace(tmp_path / "killed")
-    command = Command.start(killed, "train", "tiny.toml", "cluster.learners=2", *start)
-    ended = command.after_step(COLD_STEPS + 2, lambda: second_rank(command).kill())
+    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    given = ("train", "tiny.toml", *start, "stage.stage3.steps=0", "evaluate.problems=0")
+    assert Command.start(whole, *given).wait().code == 0
+    command = Command.start(killed, *given, "cluster.learners=2")
+    ended = command.after_step(COLD_STEPS + 2, lambda: children_of(command, "rocstar.cluster.here")[0].kill())
     assert ended.code == 1
     sentence = ended.told.splitlines()[-1]
     seen = ("learner ranks lost one another", "learner rank 1 ended with SIGKILL")  # whichever comes first
     assert sentence.startswith(tuple(f"rocstar: {one}" for one in seen)) and "resume" in sentence
     assert Command.start(killed, "train", "--resume", "tiny", "cluster.learners=1").wait().code == 0
-    assert sum(row.get("learn/updates", 0) for row in metrics(plain)) > 0
-    for mine, other in zip(metrics(killed), metrics(plain), strict=True):
+    assert sum(row.get("learn/updates", 0) for row in metrics(whole)) > 0
+    for mine, other in zip(metrics(killed), metrics(whole), strict=True):
         assert mine.pop("stage") == other.pop("stage")
         assert mine == pytest.approx(other, abs=1e-5, rel=1e-5)
     last, two = metrics(killed)[-1]["step"], Command.start(killed, "replay", "tiny").wait()
@@ -202,31 +229,27 @@ def test_a_run_whose_second_rank_is_killed_goes_on_alone_as_if_nothing_had_been(
     assert Command.start(killed, "replay", "tiny", "--step", str(last)).wait().code == 0
 
 
-def engines_of(command: Command) -> list[psutil.Process]:
-    children = psutil.Process(command.process.pid).children()
-    return [child for child in children if "rocstar.engines.torch_engine" in child.cmdline()]
-
-
 TWO_ENGINES = '\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n'
 
 
 def test_a_run_whose_engines_take_turns_loses_no_attempt_by_the_death_of_one(
-    short: Path, unlearnt: tuple[str, ...], tmp_path: Path
+    plain: Path, start: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Engines sleep while the learner computes: every attempt is there with its very tokens."""
     folder = workplace(tmp_path / "w")
     recipe = folder / "tiny.toml"
     recipe.write_text(recipe.read_text() + TWO_ENGINES)
-    command = Command.start(folder, "train", "tiny.toml", *unlearnt, *SHORT, "cluster.colocate=true")
-    ended = command.after_step(2, lambda: engines_of(command)[-1].kill())
+    command = Command.start(folder, "train", "tiny.toml", *start, *AS_STAGE1, "cluster.colocate=true")
+    ended = command.after_step(COLD_STEPS + 1, lambda: children_of(command, "rocstar.engines.torch_engine")[-1].kill())
     assert ended.code == 0, ended.told
-    assert [undisturbed(row) for row in metrics(folder)] == [undisturbed(row) for row in metrics(short)]
-    assert attempts(folder) == attempts(short) and versions(folder) == versions(short)
+    of_plain = [row for row in metrics(plain) if row["step"] <= COLD_STEPS + 2]
+    assert [undisturbed(row) for row in metrics(folder)] == [undisturbed(row) for row in of_plain]
+    made = attempts(folder)
+    assert made == attempts(plain)[: len(made)] and versions(folder) == versions(plain)[: len(made)]
     lost = [each for each in read_journal(folder / "runs" / "tiny" / "events.jsonl") if each["event"] == "engine_lost"]
     assert lost and {each["reason"] for each in lost} == {"the engine process ended with SIGKILL"}
     assert sum(row.get("engine/lost", 0) for row in metrics(folder)) == len(lost)
-    weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (folder, short)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert weights(folder) == weights(plain, COLD_STEPS + 2)
 
 
 NO_SERVER = '\n[[engine]]\nname = "v"\nkind = "vllm"\npython = "/bin/false"\n'
@@ -254,23 +277,18 @@ def undisturbed(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.startswith("engine/")}
 
 
-def sandbox_daemon(command: Command) -> psutil.Process:
-    children = psutil.Process(command.process.pid).children()
-    return next(child for child in children if any("sandbox.daemon" in word for word in child.cmdline()))
-
-
 def test_a_sandbox_killed_in_the_middle_costs_no_attempt_its_reward(
     plain: Path, start: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Either the run goes on with a new sandbox, or it says in a sentence that it cannot; never a reward of 0."""
     folder = workplace(tmp_path / "w")
-    command = Command.start(folder, "train", "tiny.toml", *start, *OF_THREE_STEPS, "evaluate.problems=0")
-    ended = command.after_step(COLD_STEPS + 1, lambda: sandbox_daemon(command).kill())
+    command = Command.start(folder, "train", "tiny.toml", *start, *AS_STAGE1)
+    ended = command.after_step(COLD_STEPS + 1, lambda: children_of(command, "sandbox.daemon")[0].kill())
     assert "Traceback" not in ended.told, ended.told
     events = {each["event"] for each in read_journal(folder / "runs" / "tiny" / "events.jsonl")}
     assert "sandbox_lost" in events and (ended.code or "sandbox_restarted" not in events)
     if ended.code == 0:
-        assert metrics(folder) == metrics(plain)[: COLD_STEPS + 3]
+        assert metrics(folder) == metrics(plain)[: COLD_STEPS + 2]
     else:
         assert ended.code in (1, 3)
         assert "sandbox" in ended.told.splitlines()[-1].lower()
@@ -298,19 +316,16 @@ def test_a_run_whose_programs_run_elsewhere_learns_the_same(
     plain: Path, start: tuple[str, ...], service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = workplace(tmp_path / "w")
-    given = ("train", "tiny.toml", f"sandbox.urls={service}", *start, *OF_THREE_STEPS, "evaluate.problems=0")
+    given = ("train", "tiny.toml", f"sandbox.urls={service}", *start, *AS_STAGE1)
     refused = Command.start(folder, *given).wait()
     assert refused.code == 3 and "ROCSTAR_SANDBOX_TOKEN" in refused.told, refused.told
     monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "secret")
     command = Command.start(workplace(tmp_path / "v"), *given)
-    children: list[list[str]] = []
-    step = COLD_STEPS + 1
-    ended = command.after_step(
-        step, lambda: children.extend(c.cmdline() for c in psutil.Process(command.process.pid).children())
-    )
+    own: list[psutil.Process] = []
+    ended = command.after_step(COLD_STEPS + 1, lambda: own.extend(children_of(command, "sandbox")))
     assert ended.code == 0, ended.told
-    assert not any("sandbox" in word for words in children for word in words), "it needs no sandbox of its own"
-    assert metrics(command.folder) == metrics(plain)[: COLD_STEPS + 3]
+    assert not own, "it needs no sandbox of its own"
+    assert metrics(command.folder) == metrics(plain)[: COLD_STEPS + 2]
 
 
 def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_had_been(
@@ -319,10 +334,10 @@ def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_h
     pytest.importorskip("mcp", reason="needs the extra [mcp]")
     server = Path(__file__).parent / "tools" / "mcp_server.py"
     tool = f'sandbox.tools=["mcp:{sys.executable} {server} {tmp_path} python"]'
-    whole, given = workplace(tmp_path / "whole"), ("train", "tiny.toml", tool, *start, *OF_TWO_STEPS)
-    ended = Command.start(whole, *given, "evaluate.problems=0").wait()
+    whole, given = workplace(tmp_path / "whole"), ("train", "tiny.toml", tool, *start, *FEW, *OF_TWO_STEPS)
+    ended = Command.start(whole, *given).wait()
     assert ended.code == 0, ended.told
-    killed = killed_run(tmp_path / "killed", COLD_STEPS + 1, *given, "evaluate.problems=0")
+    killed = killed_run(tmp_path / "killed", COLD_STEPS + 1, *given)
     assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
     assert any(row["calls"] > row["failed_calls"] for row in attempts(whole)), "no call went well"
     assert not any(row["fault"] for row in attempts(whole))
@@ -333,7 +348,7 @@ def test_a_run_whose_tool_is_an_mcp_server_is_killed_and_resumed_as_if_nothing_h
 
 def test_a_model_that_never_calls_the_tool_ends_with_a_table(tmp_path: Path) -> None:
     folder = workplace(tmp_path / "w", with_tool=False)
-    short = ("stage.cold.steps=50", "stage.stage1.steps=1", "stage.stage3.steps=1")
+    short = ("stage.cold.steps=25", "stage.stage1.steps=1", "stage.stage3.steps=1")
     ended = Command.start(folder, "train", "tiny.toml", *short).wait()
     assert ended.code == 0, ended.told
     assert "attempts without the tool" in ended.out
@@ -341,7 +356,7 @@ def test_a_model_that_never_calls_the_tool_ends_with_a_table(tmp_path: Path) -> 
     guessed = {(row["step"], row["problem_id"]) for row in rows if row["reward"]}  # by luck, on some machines
     assert not any(row["kept"] for row in rows if (row["step"], row["problem_id"]) not in guessed)
     lucky = Counter(step for step, _ in guessed)
-    assert all(row["drop/equal_rewards"] == 8 * (2 - lucky[row["step"]]) / 2 for row in metrics(folder)[50:])
+    assert all(row["drop/equal_rewards"] == 8 * (2 - lucky[row["step"]]) / 2 for row in metrics(folder)[25:])
 
 
 REWARDS = '''
@@ -358,13 +373,16 @@ def broken(completions, answer, **columns):
 '''
 
 
-def test_a_run_learns_from_graded_rewards(start: tuple[str, ...], tmp_path: Path) -> None:
-    """At f664d51 a reward of 0.5 passed `reward test` and the dry run, and ended the run in its first evaluation."""
+def test_a_run_learns_from_graded_rewards_and_tells_that_they_were_changed_before_it_goes_on(
+    start: tuple[str, ...], tmp_path: Path
+) -> None:
+    """At f664d51 a reward of 0.5 passed `reward test` and the dry run, and ended the run in its first evaluation. One
+    that was put back before a step was made with another: tests/test_continued.py."""
     folder = workplace(tmp_path / "w")
     (folder / "rewards.py").write_text(REWARDS)
-    graded = ("evaluate.verifier=rewards.py:graded", *OF_THREE_STEPS)
-    ended = Command.start(folder, "train", "tiny.toml", *start, *graded).wait()
-    assert ended.code == 0, ended.told
+    graded = (*start, "evaluate.verifier=rewards.py:graded", "stage.stage1.steps=2", "stage.stage3.steps=0")
+    ended = Command.start(folder, "train", "tiny.toml", *graded).wait()
+    assert ended.code == 0 and "rewards.py: not what" not in ended.told, ended.told
     made = attempts(folder)
     assert {row["reward"] for row in made} >= {0.5, 1.0} and {row["reward"] for row in made} <= {-0.25, 0.0, 0.5, 1.0}
     assert all((row["verdict"] == "right") == (row["reward"] > 0.5) for row in made)
@@ -377,22 +395,12 @@ def test_a_run_learns_from_graded_rewards(start: tuple[str, ...], tmp_path: Path
     found = [json.loads(path.read_text())["accuracy"]["value"] for path in (folder / "runs").rglob("result.json")]
     assert found and all(value in (0.0, 0.5, 1.0) for value in found)  # of two problems
 
-
-def test_a_reward_that_was_changed_before_the_run_goes_on_is_told_and_kept(
-    start: tuple[str, ...], tmp_path: Path
-) -> None:
-    """One that was put back before a step was made with another: tests/test_continued.py."""
-    folder = workplace(tmp_path / "w")
-    (file := folder / "rewards.py").write_text(REWARDS)
-    alone = ("stage.cold.steps=0", "stage.stage1.steps=1", "stage.stage3.steps=0")
-    ended = Command.start(folder, "train", "tiny.toml", *start, "evaluate.verifier=rewards.py:graded", *alone).wait()
-    assert ended.code == 0 and "rewards.py: not what" not in ended.told, ended.told
-    file.write_text(REWARDS.replace("0.5", "0.25"))
-    ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=2").wait()
+    (folder / "rewards.py").write_text(REWARDS.replace("0.5", "0.25"))
+    ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=3").wait()
     assert ended.code == 0 and "code.rewards.py: changed since the run last computed" in ended.told, ended.told
     assert "the evaluations differ in code.rewards.py" in ended.told, "before and after"
-    changes = json.loads((folder / "runs" / "tiny" / "run.json").read_text())["changes"]
-    assert [(row["step"], row["setting"]) for row in changes] == [(1, "stage.stage1.steps"), (1, "code.rewards.py")]
+    at, changes = COLD_STEPS + 2, json.loads((folder / "runs" / "tiny" / "run.json").read_text())["changes"]
+    assert [(row["step"], row["setting"]) for row in changes] == [(at, "stage.stage1.steps"), (at, "code.rewards.py")]
 
 
 def test_a_reward_that_is_no_number_ends_the_run_by_the_fault_budget_and_names_the_case(tmp_path: Path) -> None:
@@ -406,61 +414,12 @@ def test_a_reward_that_is_no_number_ends_the_run_by_the_fault_budget_and_names_t
     assert "'Add " in last and "Traceback" not in ended.told
 
 
-SHORT = ("evaluate.problems=0", "stage.stage1.steps=3", "stage.stage3.steps=1")
-
-
-@pytest.fixture(scope="module")
-def unlearnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Settings of `begun` without a cold start of its own."""
-    return begun(tmp_path_factory.getbasetemp(), steps=0)
-
-
-@pytest.fixture(scope="module")
-def short(unlearnt: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a short run on the embedded engine left."""
-    given = ("train", "tiny.toml", *unlearnt, *SHORT)
-    base = tmp_path_factory.getbasetemp()
-    folder, ended = run_once(base, "short", lambda made: Command.start(made, *given).wait())
-    assert ended.code == 0, ended.told
-    return folder
-
-
-DEADLY = """
-import os
-from pathlib import Path
-from rocstar.learning.advantages import ADVANTAGES
-
-def deadly(rewards, settings):
-    if Path("armed").exists():  # this is called in the learner's turn
-        Path("armed").unlink()
-        os.kill(os.getpid(), 9)
-    return ADVANTAGES["grpo"](rewards, settings)
-"""
-
-
-def test_a_run_that_is_killed_while_it_learns_and_stopped_ends_as_if_nothing_had_been(
-    short: Path, unlearnt: tuple[str, ...], tmp_path: Path
-) -> None:
-    killed = workplace(tmp_path / "killed")
-    (killed / "own.py").write_text(DEADLY)
-    command = Command.start(killed, "train", "tiny.toml", *unlearnt, *SHORT, "learning.advantage=own.py:deadly")
-    assert command.after_step(1, (killed / "armed").touch).code == -signal.SIGKILL
-    command = Command.start(killed, "train", "--resume", "tiny")
-    command.after_step(2, command.interrupt)
-    assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
-    assert not (killed / "armed").exists()
-    assert metrics(killed) == metrics(short)
-    assert attempts(killed) == attempts(short)
-    weights = [last_checkpoint(f) / "model" / "model.safetensors" for f in (killed, short)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
 def test_a_run_that_replaces_groups_and_has_notebooks_is_killed_and_replayed_as_if_nothing_had_been(
     start: tuple[str, ...], plain: Path, tmp_path: Path
 ) -> None:
     """With another advantage in one stage, each step replayed to the bit."""
     kinds = ("stage.stage1.learning.advantage=rloo",)
-    short = ("evaluate.problems=0", "stage.stage1.steps=2", "stage.stage3.steps=2")
+    short = ("evaluate.problems=0", "stage.stage1.steps=2", "stage.stage3.steps=1")
     given = ("tiny.toml", *start, *short, "rollout.refill=2", "sandbox.tools=notebook", *kinds)
     whole = workplace(tmp_path / "whole")
     ended = Command.start(whole, "train", *given).wait()
@@ -470,7 +429,7 @@ def test_a_run_that_replaces_groups_and_has_notebooks_is_killed_and_replayed_as_
     made, rows = attempts(whole), [row for row in metrics(whole) if "refill/groups" in row]
     assert any(row["calls"] > row["failed_calls"] for row in made), "no cell of a notebook went well"
     assert not any(row["fault"] for row in made)
-    assert len(rows) == 4 and sum(row["refill/groups"] for row in rows)
+    assert len(rows) == 3 and sum(row["refill/groups"] for row in rows)
     first = {(row["step"], row["problem_id"]) for row in attempts(plain)}
     for row in rows:
         own = [attempt for attempt in made if attempt["step"] == row["step"]]
@@ -484,10 +443,10 @@ def test_a_run_that_replaces_groups_and_has_notebooks_is_killed_and_replayed_as_
             assert row["group/usable"] == 2 or len(problems) == 4
         learnt = [attempt for attempt in own if attempt["kept"]]
         assert len({attempt["problem_id"] for attempt in learnt}) == row["group/usable"]
-    killed = killed_run(tmp_path / "killed", COLD_STEPS + 2, "train", *given)
+    killed = killed_run(tmp_path / "killed", COLD_STEPS + 1, "train", *given)
     ended = Command.start(killed, "train", "--resume", "tiny").wait()
     assert ended.code == 0, ended.told
     assert attempts(killed) == made and metrics(killed) == metrics(whole)
     replayed = Command.start(killed, "replay", "tiny", "--json").wait()
     assert replayed.code == 0, replayed.told
-    assert [step["differs"] for step in json.loads(replayed.out)["steps"]] == [{}] * 4
+    assert [step["differs"] for step in json.loads(replayed.out)["steps"]] == [{}] * 3

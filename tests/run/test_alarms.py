@@ -118,7 +118,7 @@ def test_a_long_stage_of_small_steps_falls_by_a_third_by_chance_and_is_no_collap
     rows = [step(right) for _ in range(600)]
     means = list(window_means(rows, "verdict/right", WINDOW))
     assert min(means) < 0.7 * max(means), "each window for itself looks like a collapse"
-    assert [count for count in range(600) if names(rows[:count])] == []
+    assert [count for count in range(0, 600, WINDOW) if names(rows[:count])] == []
     rows += [step(0.0)] * LONG_WINDOW
     assert names(rows) == ["reward collapse"]
 

@@ -41,6 +41,15 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
+def problems(count: int) -> list[dict[str, Any]]:
+    return [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(count)]
+
+
+def files(train: str, test: str | None = None, **data: Any) -> dict[str, Any]:
+    """The section `data` of problems from a file, and of those that are held out."""
+    return {"source": "files", "train_files": [train], **({"test_files": [test]} if test else {}), **data}
+
+
 def imitating(tmp_path: Path) -> dict[str, Any]:
     return {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
 
@@ -67,12 +76,8 @@ def test_a_missing_vllm_is_told_before_there_is_a_run_folder(monkeypatch: pytest
 
 
 def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:
-    rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(4)]
-    data = {
-        "source": "files",
-        "train_files": [write(tmp_path / "a.jsonl", *rows)],
-        "test_files": [write(tmp_path / "b.jsonl", *rows[2:])],
-    }
+    rows = problems(4)
+    data = files(write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.jsonl", *rows[2:]))
     made = material(imitating(tmp_path), RL, data=data)
     assert [p.question for p in made.problems["rl"]] == ["0+1?", "1+1?"]
     assert len(made.heldout) == 2 and len(made.layouts["cold"]) == 1
@@ -88,11 +93,7 @@ def test_a_held_out_question_under_another_system_text_is_told_and_learnt_from(t
         return {"prompt": [{"role": "system", "content": system}, *talk], "answer": "2"}
 
     train = [said("Be brief.", "1+1?"), said("Be kind.", "1+1?"), said("Be kind.", "0+0?", "0", "1+1?")]
-    data = {
-        "source": "files",
-        "train_files": [write(tmp_path / "a.jsonl", *train)],
-        "test_files": [write(tmp_path / "b.jsonl", said("Be brief.", "1+1?"))],
-    }
+    data = files(write(tmp_path / "a.jsonl", *train), write(tmp_path / "b.jsonl", said("Be brief.", "1+1?")))
     made = material(imitating(tmp_path), RL, data=data)
     assert [problem.system for problem in made.problems["rl"]] == ["Be kind.", "Be kind."]
     assert made.notes == [
@@ -105,7 +106,7 @@ def test_a_held_out_question_under_another_system_text_is_told_and_learnt_from(t
 def test_rows_of_one_question_with_several_answers_are_told(tmp_path: Path) -> None:
     rows = [{"question": "1+1?", "answer": answer} for answer in ("3", "2", "2")]
     train = write(tmp_path / "a.jsonl", *rows, {"question": "2+2?", "answer": "4"})
-    made = material(imitating(tmp_path), RL, data={"source": "files", "train_files": [train]}, evaluate={"problems": 0})
+    made = material(imitating(tmp_path), RL, data=files(train), evaluate={"problems": 0})
     assert [problem.answer for problem in made.problems["rl"]] == ["2", "4"]
     why = "because a later one has", "another answer to the same question", "the same question and answer"
     left = "stage rl: 1 of the 4 rows in data.train_files is left out,"
@@ -113,12 +114,9 @@ def test_rows_of_one_question_with_several_answers_are_told(tmp_path: Path) -> N
 
 
 def test_test_questions_that_are_not_drawn_are_counted_where_they_are_learnt_from(tmp_path: Path) -> None:
-    rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(5)]
-    data = {
-        "source": "files",
-        "train_files": [write(tmp_path / "a.jsonl", *rows)],
-        "test_files": [write(tmp_path / "b.jsonl", *rows[1:4], {"question": "9+1?", "answer": "10"})],
-    }
+    rows = problems(5)
+    other = {"question": "9+1?", "answer": "10"}
+    data = files(write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.jsonl", *rows[1:4], other))
     made = material(imitating(tmp_path), RL, data=data, evaluate={"problems": 1})
     drawn = {problem.question for problem in made.heldout}
     learnt = [problem.question for problem in made.problems["rl"] if problem.question in ("1+1?", "2+1?", "3+1?")]
@@ -135,8 +133,7 @@ def test_demonstrations_that_are_not_written_as_attempts_are_told(tmp_path: Path
     def notes(*rows: dict[str, Any]) -> Any:
         cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", *rows)}}
         train = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
-        data = {"source": "files", "train_files": [train]}
-        return material(cold, RL, data=data, evaluate={"problems": 0}, model={"max_positions": 1024}).notes
+        return material(cold, RL, data=files(train), evaluate={"problems": 0}, model={"max_positions": 1024}).notes
 
     assert notes({"messages": MESSAGES}, {"messages": MESSAGES, "tools": []}) == []
     (told,) = notes({"messages": MESSAGES, "tools": []})
@@ -155,7 +152,7 @@ def test_a_reward_function_that_fails_on_the_right_answer_is_told_before_anythin
 
     def notes(prompt: Any) -> Any:
         rows = write(tmp_path / "a.jsonl", {"prompt": prompt, "answer": "2"})
-        return material(imitating(tmp_path), RL, data={"source": "files", "train_files": [rows]}, **own).notes
+        return material(imitating(tmp_path), RL, data=files(rows), **own).notes
 
     assert notes("1+1?") == []
     (told,) = notes(MESSAGES[:1])
@@ -185,7 +182,7 @@ def test_another_number_of_learners_than_torchrun_started_is_refused(monkeypatch
 
 def test_other_answers_and_other_columns_are_other_problems(tmp_path: Path) -> None:
     """A reward may read the columns; runs begun before that was known noted the first hash alone."""
-    data = {"source": "files", "train_files": [str(tmp_path / "a.jsonl")]}
+    data = files(str(tmp_path / "a.jsonl"))
     found = []
     for answer, level in (("2", 1), ("2", 1), ("999", 1), ("2", 3)):
         write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": answer, "level": level})
@@ -268,14 +265,14 @@ def asked(tmp_path: Path, *words: int, name: str = "a.jsonl") -> str:
 
 
 def test_a_prompt_that_is_too_long_is_named_by_file_and_line(tmp_path: Path) -> None:
-    data = {"source": "files", "train_files": [asked(tmp_path, 1, 400, 2, 900)]}
+    data = files(asked(tmp_path, 1, 400, 2, 900))
     told = (
         r"the longest prompt of \d+ tokens \(a\.jsonl line 4, and 1 more are too long\) need \d+ positions, .*; leave "
         r"such problems out with data\.max_prompt_tokens=448, or"
     )
     with pytest.raises(ConfigError, match=told):
         material(imitating(tmp_path), RL, data=data)
-    every = {"source": "files", "train_files": [asked(tmp_path, 900, 901, name="b.jsonl")]}  # nothing would be left
+    every = files(asked(tmp_path, 900, 901, name="b.jsonl"))  # nothing would be left
     with pytest.raises(ConfigError, match=r"a rollout\.template that writes less around each question, leave such pro"):
         material(imitating(tmp_path), RL, data=every)
 
@@ -286,7 +283,7 @@ def test_arguments_of_a_row_for_a_tool_are_refused_where_nothing_reads_them(tmp_
 
     row = of("python", {"create_kwargs": {"ground_truth": "1"}})
     others = [of("python", {"create_kwargs": {"ground_truth": None}}), of("search", {"create_kwargs": {"top": 3}})]
-    data = {"source": "files", "train_files": [write(tmp_path / "a.jsonl", *others)]}
+    data = files(write(tmp_path / "a.jsonl", *others))
     material(imitating(tmp_path), RL, data=data, evaluate={"problems": 0})
     write(tmp_path / "a.jsonl", *others, row)
     with pytest.raises(DataError, match=r"a\.jsonl line 3 has extra_info\.tools_kwargs for python, which no tool"):
@@ -297,12 +294,8 @@ def test_arguments_of_a_row_for_a_tool_are_refused_where_nothing_reads_them(tmp_
 
 
 def test_problems_with_longer_prompts_are_left_out_counted_and_named(tmp_path: Path) -> None:
-    data = {
-        "source": "files",
-        "train_files": [asked(tmp_path, 1, 400, 2, 900)],
-        "test_files": [asked(tmp_path, 3, 700, name="b.jsonl")],
-        "max_prompt_tokens": 448,
-    }
+    test = asked(tmp_path, 3, 700, name="b.jsonl")
+    data = files(asked(tmp_path, 1, 400, 2, 900), test, max_prompt_tokens=448)
     made = material(imitating(tmp_path), RL, data=data)
     of_stage, held_out = made.notes
     assert re.fullmatch(
@@ -310,19 +303,15 @@ def test_problems_with_longer_prompts_are_left_out_counted_and_named(tmp_path: P
         r"a\.jsonl line 2 \(\d+\), a\.jsonl line 4 \(\d+\)",
         of_stage,
     )
-    assert (
-        held_out.startswith("held out: data.max_prompt_tokens leaves out 1 of 2 problems")
-        and "b.jsonl line 2" in held_out
-    )
+    assert held_out.startswith("held out: data.max_prompt_tokens leaves out 1 of 2 problems")
+    assert "b.jsonl line 2" in held_out
     with pytest.raises(ConfigError, match=r"leaves out 4 of 4 problems, .* so nothing is left; raise it"):
         material(imitating(tmp_path), RL, data={**data, "max_prompt_tokens": 1})
 
 
 def test_characters_that_the_tokenizer_loses_are_told(tmp_path: Path) -> None:
     rows = [{"question": question, "answer": "2"} for question in ("1+1?", "小明有几个?", "小?\u200f\u00a0")]
-    made = material(
-        imitating(tmp_path), RL, data={"source": "files", "train_files": [write(tmp_path / "a.jsonl", *rows)]}
-    )
+    made = material(imitating(tmp_path), RL, data=files(write(tmp_path / "a.jsonl", *rows)))
     (told,) = unwritten(made, _codec_at_first(made))
     assert told.startswith(
         "warning: the tokenizer has no token for 5 characters of the problems ('个', '几', '小', '明', '有'), "
@@ -331,7 +320,7 @@ def test_characters_that_the_tokenizer_loses_are_told(tmp_path: Path) -> None:
 
 
 def test_a_stage_may_leave_out_more_than_another(tmp_path: Path) -> None:
-    data = {"source": "files", "train_files": [asked(tmp_path, 1, 900)]}
+    data = files(asked(tmp_path, 1, 900))
     strict = {**RL, "name": "strict", "data": {"max_prompt_tokens": 448}}
     made = material(imitating(tmp_path), RL, strict, data=data, model={"max_positions": 4096})
     assert [told.split(":")[0] for told in made.notes] == ["stage strict"]
@@ -388,7 +377,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("pretrained")
     made = random_model(SHAPE.model_copy(update={"max_positions": 256}), 0)
     Policy(made, codec(), template_named("compact"), ModelSection()).save(place / "model")
-    data = {"source": "files", "train_files": [write(place / "a.jsonl", {"question": "1+1?", "answer": "2"})]}
+    data = files(write(place / "a.jsonl", {"question": "1+1?", "answer": "2"}))
     return {"model": {"path": str(place / "model")}, "data": data}
 
 
@@ -410,10 +399,8 @@ def test_a_model_that_nobody_asks_for_a_box_is_told_before_the_first_step(
     told = material(RL, **pretrained, **agent, run={"modules": [str(tmp_path)]})
     assert told.notes == [] and first_prompt(told) is None, "its prompts are the agent's"
     assert material(imitating(tmp_path), RL, **pretrained, **compact).notes == []
-    assert (
-        material(RL, **pretrained, **compact, evaluate={"verifier": "rocstar.adapters.rewards:compute_score"}).notes
-        == []
-    )
+    own = {"verifier": "rocstar.adapters.rewards:compute_score"}
+    assert material(RL, **pretrained, **compact, evaluate=own).notes == []
 
 
 def test_a_cap_under_what_an_answer_takes_is_refused_and_one_without_room_for_a_call_is_told(
