@@ -1,12 +1,6 @@
 import pytest
 
-from rocstar.answers.extract import (
-    answer_blocks,
-    boxed_answer,
-    lenient_answer,
-    phrase_answer,
-    strict_answer,
-)
+from rocstar.answers.extract import answer_blocks, boxed_answer, lenient_answer, phrase_answer, strict_answer
 
 
 @pytest.mark.parametrize(

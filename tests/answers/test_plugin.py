@@ -97,10 +97,7 @@ async def test_a_truncated_attempt_is_wrong_and_never_cheaper_than_a_wrong_answe
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (
-            "raise",
-            f"your reward function {HERE}moody raised SystemExit: no mood (reward_functions.py, line 29)",
-        ),
+        ("raise", f"your reward function {HERE}moody raised SystemExit: no mood (reward_functions.py, line 29)"),
         ("sleep", "within 0.2 s"),
     ],
 )

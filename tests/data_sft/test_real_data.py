@@ -13,9 +13,7 @@ from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.template import CHAT, PAPER
 from tests.data_sft.support import built, lines, real
 
-SETS = {
-    "sharegpt": ("glaive_toolcall", "en_demo.jsonl.gz"),
-}
+SETS = {"sharegpt": ("glaive_toolcall", "en_demo.jsonl.gz")}
 
 
 @pytest.mark.parametrize("layout", SETS)

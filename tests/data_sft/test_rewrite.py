@@ -186,10 +186,7 @@ def test_the_key_is_sent_and_a_wrong_one_is_told(tmp_path: Path) -> None:
         assert endpoint.keys == {"Bearer secret"}
         with pytest.raises(ConfigError, match="'GONE' is not set"):
             rewrite(tmp_path, endpoint.url, [asked("a")], ["response"], key_variable="GONE")
-    with (
-        served(lambda body: 401) as endpoint,
-        pytest.raises(ConfigError, match="answers 401"),
-    ):
+    with served(lambda body: 401) as endpoint, pytest.raises(ConfigError, match="answers 401"):
         rewrite(tmp_path, endpoint.url, [asked("b")], ["response"])
 
 

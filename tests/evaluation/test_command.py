@@ -183,11 +183,7 @@ def test_a_prompt_that_fills_the_model_is_refused_whoever_asked_for_the_cap(
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_before_a_folder_is_made(
-    model_folder: Path,
-    workplace: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    sentence: str,
+    model_folder: Path, workplace: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     before = sorted(workplace.rglob("*"))
     assert cli.run(["eval", str(model_folder), "--data", "gsm8k/test.jsonl", *FEW, *arguments]) == exits.USAGE

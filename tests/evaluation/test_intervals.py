@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstar.evaluation.intervals import (
-    Z,
-    beta_quantile,
-    mean_difference,
-    mean_over_problems,
-    student,
-    wilson,
-)
+from rocstar.evaluation.intervals import Z, beta_quantile, mean_difference, mean_over_problems, student, wilson
 
 EVALUATIONS = 100
 MISSES = 3 * sqrt(0.95 * 0.05 / EVALUATIONS)  # three standard errors of a share of 95%

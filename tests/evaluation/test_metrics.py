@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.evaluation.intervals import Estimate, wilson
-from rocstar.evaluation.metrics import (
-    avg_at_k,
-    maj_at_k,
-    pass_at_k,
-    summarise,
-    votes_PR,
-)
+from rocstar.evaluation.metrics import avg_at_k, maj_at_k, pass_at_k, summarise, votes_PR
 from rocstar.types import FormatFacts, Group, Outcome, Problem, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.contracts import test_verifier as examples
 

@@ -15,13 +15,7 @@ from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection, Recipe
 from rocstar.errors import ConfigError
 from rocstar.forecast import plan as forecast
-from rocstar.forecast.plan import (
-    GPUS,
-    Assumptions,
-    GpuPlan,
-    Planner,
-    gpu_named,
-)
+from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, Planner, gpu_named
 from rocstar.forecast.workload import synthetic_workload, with_mean
 from rocstar.parts.memory import host_memory, refuse_here
 from rocstar.parts.placement import Placement, place

@@ -60,11 +60,7 @@ def rows_of(config: PoolConfig, name: str) -> list[dict[str, Any]]:
 def test_a_pool_holds_questions_without_what_stands_before_them(tmp_path: Path) -> None:
     config = pool(tmp_path, benchmark=[], limits={"max_bad_rows": 1})
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many legs has a cat?"}]
-    talk = [
-        *asked,
-        {"role": "assistant", "content": "4"},
-        {"role": "user", "content": "And two of them?"},
-    ]
+    talk = [*asked, {"role": "assistant", "content": "4"}, {"role": "user", "content": "And two of them?"}]
     write(tmp_path / "rows.jsonl", {"prompt": asked, "label": "4"}, {"prompt": talk, "label": "8"})
     build(config)
     (kept,), (dropped,) = rows_of(config, "problems.jsonl"), rows_of(config, "dropped.jsonl")
@@ -212,7 +208,7 @@ def peak_of_build(folder: Path, count: int) -> int:
     words = [f"w{number}" for number in range(3000)]
     with gzip.open(folder / "many.jsonl.gz", "wt") as file:
         for _ in range(count):
-            text = " ".join(rng.choices(words, k=30))
+            text = " ".join(rng.choices(words, k=12))
             file.write(json.dumps({"question": text, "answer": str(rng.randrange(1000))}) + "\n")
     config = pool(folder, source=[{"name": "s", "path": "many.jsonl.gz"}])
     tracemalloc.start()
