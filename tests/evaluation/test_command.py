@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from rocstar.evaluation import subject
 
-FEW = ["--max-response-tokens", "8", "--template", "compact", "sandbox.preload=[]"]
+FEW = ["--max-response-tokens", "8", "--template", "compact", "sandbox.preload=[]", "sandbox.slots=1"]
 
 
 @pytest.fixture(autouse=True)
