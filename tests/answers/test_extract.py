@@ -65,10 +65,7 @@ def test_strict_looks_only_inside_the_last_well_formed_answer_block() -> None:
     assert strict_answer(r"\boxed{1}") is None
     assert strict_answer("<answer>the answer is 5</answer>") is None
     assert strict_answer(r"</answer>\boxed{1}<answer>") is None
-
-
-def test_nested_answer_tags_make_one_block() -> None:
-    assert answer_blocks("<answer>a<answer>b</answer>c</answer>") == ["b"]
+    assert answer_blocks("<answer>a<answer>b</answer>c</answer>") == ["b"], "nested tags make one block"
 
 
 @pytest.mark.parametrize(

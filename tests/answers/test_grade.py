@@ -55,10 +55,6 @@ async def test_cheap_rules_settle_cheap_questions(
     assert (grade.verdict, grade.method) == (verdict, method)
 
 
-async def test_no_answer_has_nothing_extracted() -> None:
-    assert await Grader(Forbidden()).grade("1", "") == Grade(WRONG, "no_answer", None)
-
-
 async def test_symbolic_graders_are_asked_together_in_the_order_they_are_named() -> None:
     checker = Told()
     grader = Grader(checker, graders=("math_verify", "prime"))
@@ -79,8 +75,8 @@ async def test_a_whole_step_is_one_call_in_order() -> None:
     checker = Told()
     pairs = [Pair(gold="1", predicted="1"), Pair(gold="x", predicted="y"), Pair(gold="1", predicted=None)]
     grades = await Grader(checker).grade_all(pairs)
-    assert [grade.method for grade in grades] == ["integer", "prime", "no_answer"]
-    assert len(checker.asked) == 1
+    assert [grade.method for grade in grades[:2]] == ["integer", "prime"] and len(checker.asked) == 1
+    assert grades[2] == Grade(WRONG, "no_answer", None)
     assert await Grader(checker).grade_all([]) == []
 
 

@@ -108,24 +108,14 @@ def grader() -> Iterator[Grader]:
 @pytest.mark.slow
 def test_nothing_hostile_is_right_or_undecided(grader: Grader) -> None:
     pairs = list(hostile(0))
-    grades = asyncio.run(_graded(grader, pairs))
-    escaped = [
-        (pair, grade)
-        for pair, grade in zip(pairs, grades, strict=True)
-        if getattr(grade, "verdict", None) is not Verdict.WRONG
-    ]
+    grades = zip(pairs, asyncio.run(grader.grade_each(pairs)), strict=True)
+    escaped = [(pair, grade) for pair, grade in grades if getattr(grade, "verdict", None) is not Verdict.WRONG]
     assert not escaped, escaped[:5]
-
-
-async def _graded(grader: Grader, pairs: list[Pair]) -> list[object]:
-    return list(await grader.grade_each(pairs))
 
 
 def test_an_answer_that_cannot_be_computed_is_wrong(grader: Grader) -> None:
     uncomputed = ("false", "10^{100000}", "30000!", "\\gcd(3,5)", "\\not 5", "9^{9^{9}}+1", "\\int_0^1 x^{x^{x^x}}dx")
     references = ("42", "\\frac{1}{2}", "x+1", "e^e", "true")
     pairs = [Pair(gold=gold, predicted=text) for gold in references for text in uncomputed]
-    grades = asyncio.run(grader.grade_all(pairs))
-    assert [
-        (pair, grade) for pair, grade in zip(pairs, grades, strict=True) if grade.verdict is not Verdict.WRONG
-    ] == []
+    grades = zip(pairs, asyncio.run(grader.grade_all(pairs)), strict=True)
+    assert [(pair, grade) for pair, grade in grades if grade.verdict is not Verdict.WRONG] == []

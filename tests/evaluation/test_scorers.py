@@ -236,8 +236,8 @@ def test_functions_are_shown_with_types_of_json_schema() -> None:
     assert shown({"name": "f", "parameters": described})["parameters"]["properties"] == {"type": {"type": "string"}}
 
 
-LEAF = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
-FLAT = LEAF | st.lists(LEAF, max_size=3) | st.dictionaries(st.text(max_size=2), LEAF, max_size=3)
+LEAF = st.none() | st.booleans() | st.integers() | st.text('aé "\x00漢', max_size=3)
+FLAT = LEAF | st.lists(LEAF, max_size=3) | st.dictionaries(st.text("aé\x00", max_size=2), LEAF, max_size=3)
 
 
 @settings(max_examples=40)
@@ -288,13 +288,8 @@ def test_a_judge_has_one_verdict_or_none(said: str, verdict: str | None) -> None
 
 
 def test_a_conversation_is_split_into_turns() -> None:
-    messages = [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "a"},
-        {"role": "user", "content": "b"},
-        {"role": "assistant", "content": "c"},
-        {"role": "user", "content": "d"},
-    ]
+    said = [("system", "s"), ("user", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")]
+    messages = [{"role": role, "content": content} for role, content in said]
     joined = [("system", "s"), ("user", "a\n\nb"), ("assistant", "c"), ("user", "d")]
     assert [(one["role"], one["content"]) for one in by_turns(messages)] == joined
 
