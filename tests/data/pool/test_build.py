@@ -73,19 +73,13 @@ def test_every_row_is_kept_or_dropped_with_its_rule_and_evidence(tmp_path: Path)
     sheet = build(config)
     fates = {row["line"]: row["rule"] for row in rows_of(config, "dropped.jsonl")}
     assert fates == {
-        3: "unverifiable",
-        4: "duplicate",
-        5: "conflicting_labels",
-        6: "conflicting_labels",
-        7: "benchmark_question",
-        8: "benchmark_overlap",
-    }
+        3: "unverifiable", 4: "duplicate", 5: "conflicting_labels", 6: "conflicting_labels",
+        7: "benchmark_question", 8: "benchmark_overlap",
+    }  # fmt: skip
     assert all(row["evidence"] and row["question"] for row in rows_of(config, "dropped.jsonl"))
     kept = rows_of(config, "problems.jsonl")
     assert [row["line"] for row in kept] == [1, 2, 9]
-    assert (kept[1]["answer"], kept[1]["asked_from"]) == ("17", "\\frac{5}{12}"), (
-        "a fraction is asked for as an integer"
-    )
+    assert (kept[1]["answer"], kept[1]["asked_from"]) == ("17", "\\frac{5}{12}")  # is asked for as an integer
     assert sheet.total("read") == len(ROWS) == len(fates) + sheet.total("kept")
     problems = load_problems(Path(config.out) / "problems.jsonl")  # as training loads it
     assert [problem.answer for problem in problems] == ["12", "17", "1013"]
@@ -116,11 +110,8 @@ def test_the_datasheet_counts_hashes_and_says_each_licence_or_that_none_is_state
 def test_a_rule_that_is_skipped_drops_nothing(tmp_path: Path) -> None:
     config = pool(tmp_path, rules={"skip": ["benchmark_overlap", "duplicate"]})
     build(config)
-    assert {row["rule"] for row in rows_of(config, "dropped.jsonl")} == {
-        "unverifiable",
-        "conflicting_labels",
-        "benchmark_question",
-    }
+    fates = {row["rule"] for row in rows_of(config, "dropped.jsonl")}
+    assert fates == {"unverifiable", "conflicting_labels", "benchmark_question"}
     assert [row["line"] for row in rows_of(config, "problems.jsonl")] == [1, 2, 4, 8, 9]
 
 
