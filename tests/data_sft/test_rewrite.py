@@ -24,12 +24,8 @@ def last(body: Mapping[str, Any]) -> str:
 
 def rewrite(tmp_path: Path, url: str, rows: list[Any], steps: list[str], out: str = "out", **part: Any) -> list[Any]:
     """The rows of a build whose one source is rewritten."""
-    source = {
-        "name": "chat",
-        "layout": "messages",
-        "files": [str(written(tmp_path / "in.jsonl", *rows))],
-        "rewrite": steps,
-    }
+    files = [str(written(tmp_path / "in.jsonl", *rows))]
+    source = {"name": "chat", "layout": "messages", "files": files, "rewrite": steps}
     endpoint = {"url": url, "model": "m", "cache": str(tmp_path / "cache.sqlite"), "attempts": 3, **part}
     built(tmp_path / out, source, endpoint=endpoint, environment={"KEY": "secret"})
     return lines(tmp_path / out / "rows.jsonl")

@@ -63,12 +63,9 @@ def test_a_shape_is_counted_as_transformers_counts_it(tmp_path: Path) -> None:
     assert shape.kv_bytes(2) == 2 * 2 * 2 * 32 * 2
 
 
-def test_a_model_that_nobody_knows_is_refused() -> None:
+def test_a_model_that_nobody_knows_or_whose_layers_have_widths_of_their_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'some/model' is no folder here and none of Qwen/Qwen3-14B-Base"):
         shape_of(ModelSection(path="some/model"))
-
-
-def test_a_model_whose_layers_have_widths_of_their_own_is_refused(tmp_path: Path) -> None:
     config = {"num_attention_heads": 4, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": [48, 96]}
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 96}))  # Gemma 3n
     with pytest.raises(ConfigError, match="MLPs of a width for each layer"):
@@ -276,7 +273,7 @@ def test_epochs_are_planned_where_their_rows_can_be_read(
     assert json.loads(capsys.readouterr().out)["stages"][0]["steps"] == 24  # 3 x 1,000 / 128
 
 
-@pytest.mark.parametrize("share", [0.05, 0.4, 0.8, 0.97])
+@pytest.mark.parametrize("share", [0.05, 0.8, 0.97])
 def test_no_response_exceeds_its_cap_whatever_the_mean(share: float) -> None:
     work = synthetic_workload("even", problems=50, attempts=8, limit=1000, seed=0)
     found = with_mean(work, 1000 * share, prompt_tokens=90)
