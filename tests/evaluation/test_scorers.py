@@ -49,35 +49,26 @@ def attempt(text: str, index: int = 0) -> Trajectory:
 LESS, MORE = "less than", "at least"
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("keywords:existence", {"keywords": ["sea", "sky"]}, ["The Sky and the seaside"], ["The sky"]),
-    (
-        "keywords:frequency", {"keyword": "ox", "frequency": 2, "relation": MORE}, ["ox OX", "a boxer, an ox"],
-        ["one ox"],
-    ),
+    ("keywords:frequency", {"keyword": "ox", "frequency": 2, "relation": MORE}, ["ox OX", "a boxer, an ox"],
+     ["one ox"]),
     ("keywords:frequency", {"keyword": "ox", "frequency": 2, "relation": LESS}, ["ox"], ["ox ox"]),
     ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, ["concatenate"], ["A CAT."]),
-    (
-        "keywords:letter_frequency", {"letter": "q", "let_frequency": 2, "let_relation": MORE}, ["Quite quick"],
-        ["quite"],
-    ),
+    ("keywords:letter_frequency", {"letter": "q", "let_frequency": 2, "let_relation": MORE}, ["Quite quick"],
+     ["quite"]),
     ("keywords:letter_frequency", {"letter": "#", "let_frequency": 1, "let_relation": MORE}, ["# x"], ["x"]),
     ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, ["a *** b", "***\na\n***\nb"], ["a", "a******b"]),
     ("length_constraints:number_words", {"num_words": 3, "relation": LESS}, ["two words"], ["it's three"]),
     ("length_constraints:number_words", {"num_words": 3, "relation": MORE}, ["one two three"], ["one two"]),
-    (
-        "length_constraints:nth_paragraph_first_word",
-        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "hello"}, ["a\n\nHello, b", "a\n\n'Hello' b"],
-        ["a\n\nb", "a\n\nHello\n\nc", "Hello"],
-    ),
+    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "hello"},
+     ["a\n\nHello, b", "a\n\n'Hello' b"], ["a\n\nb", "a\n\nHello\n\nc", "Hello"]),
     ("detectable_content:number_placeholders", {"num_placeholders": 2}, ["[a] and [b c]"], ["[a] (b)"]),
     ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["Bye.\nP. S. more"], ["Bye. PS more"]),
     ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["p.p.s more"], ["P.S. more"]),
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, ["* a\n- b"], ["* a", "* a\n* b\n* c"]),
     ("detectable_format:constrained_response", {}, ["My answer is maybe."], ["My answer is perhaps."]),
     ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, ["*a* *b*"], ["*a* **"]),
-    (
-        "detectable_format:multiple_sections", {"section_spliter": "Day", "num_sections": 2}, ["Day 1 a Day 2 b"],
-        ["Day 1 a"],
-    ),
+    ("detectable_format:multiple_sections", {"section_spliter": "Day", "num_sections": 2}, ["Day 1 a Day 2 b"],
+     ["Day 1 a"]),
     ("detectable_format:json_format", {}, ['```json\n{"a": 1}\n```', "[1]"], ["Here: {}", "{a: 1}"]),
     ("detectable_format:title", {}, ["<<A song>>\nla"], ["<< >>\nla", "<A song>"]),
     ("combination:two_responses", {}, ["a\n******\nb"], ["a\n******\na", "a ****** b ****** c", "a"]),
@@ -88,14 +79,10 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 ]  # fmt: skip
 WITH_LIBRARIES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("language:response_language", {"language": "de"}, ["Das ist ein guter Tag für uns alle."], ["A fine day for us."]),
-    (
-        "length_constraints:number_sentences", {"num_sentences": 2, "relation": MORE}, ["It rains. We go."],
-        ["It rains."],
-    ),
-    (
-        "change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": MORE}, ["STOP right NOW"],
-        ["STOP right now"],
-    ),
+    ("length_constraints:number_sentences", {"num_sentences": 2, "relation": MORE}, ["It rains. We go."],
+     ["It rains."]),
+    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": MORE}, ["STOP right NOW"],
+     ["STOP right now"]),
     ("change_case:english_capital", {}, ["THIS IS A FINE DAY FOR ALL OF US."], ["This is a fine day for all of us."]),
     ("change_case:english_lowercase", {}, ["this is a fine day for all of us."], ["This is a fine day for all of us."]),
 ]  # fmt: skip
