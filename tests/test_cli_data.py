@@ -27,23 +27,18 @@ def folder(tmp_path: Path) -> Path:
 def test_data_build_prints_the_funnel_and_writes_the_pool(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run(["data", "build", f"{folder / 'pool.toml'}", f"data={folder}", f"out={folder / 'out'}"])
     printed = capsys.readouterr().out
-    assert code == 0
-    assert [line.split()[:2] for line in printed.splitlines()[1:4]] == [
-        ["read", "2"],
-        ["not_integer", "1"],
-        ["kept", "1"],
-    ]
+    counts = [line.split()[:2] for line in printed.splitlines()[1:4]]
+    assert code == 0 and counts == [["read", "2"], ["not_integer", "1"], ["kept", "1"]]
     assert json.loads((folder / "out" / "problems.jsonl").read_text())["answer"] == "8"
 
 
 def test_data_build_compares_with_every_known_benchmark_that_is_there_and_names_the_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (folder / "eval_math").mkdir()
     for name, column, question in (
-        ("aime25", "problem", ROWS[0]["question"]),
-        ("aime24", "Frage", "Wie viel ist das?"),
-    ):
-        (folder / "eval_math").mkdir(exist_ok=True)
+        ("aime25", "problem", ROWS[0]["question"]), ("aime24", "Frage", "Wie viel ist das?"),
+    ):  # fmt: skip
         (folder / "eval_math" / f"{name}.jsonl").write_text(json.dumps({column: question, "answer": "8"}) + "\n")
     own = '[[benchmark]]\nname = "mine"\npath = "eval_math/aime24.jsonl"\nquestion = "Frage"\n'  # as the recipe says
     (folder / "pool.toml").write_text(RECIPE + own)
@@ -108,20 +103,20 @@ def test_data_check_tells_of_references_that_are_right_backwards(
 
 
 @pytest.mark.parametrize(
-    ("name", "template", "tokens"),
+    ("template", "tokens"),
     [
-        ("model", THINKING, ("<|im_start|>", "<|im_end|>")),
-        ("model", LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")),
+        (THINKING, ("<|im_start|>", "<|im_end|>")),
+        (LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")),
     ],
 )
 def test_special_tokens_of_the_model_are_marked(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str, template: str, tokens: tuple[str, ...]
+    folder: Path, capsys: pytest.CaptureFixture[str], template: str, tokens: tuple[str, ...]
 ) -> None:
     model = folder / "model"
     byte_level(*dict.fromkeys((*tokens, COMPACT.stop))).save(model, COMPACT)
     folder_of(model, template, eos_token=tokens[-1])
     (model / "config.json").write_text("{}")
-    command = ["data", "check", str(folder / "rows.jsonl"), "--template", name, f"model.path='{model}'"]
+    command = ["data", "check", str(folder / "rows.jsonl"), "--template", "model", f"model.path='{model}'"]
     assert run([*command, "rollout.max_turns=1", "--json"]) == 0
     prompt = json.loads(capsys.readouterr().out)["prompt"]
     for token in tokens:
@@ -162,12 +157,10 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
     (folder / "rows.jsonl").write_text(json.dumps({"ask": "1 + 1?", "says": "2"}) + "\n")
     recipe = (
         '[data]\nsource = "files"\ntrain_files = ["rows.jsonl"]\n[data.columns]\nquestion = "ask"\nanswer = "says"\n'
-        '[rollout]\ntemplate = "compact"\n[[stage]]\nname = "cold"\nkind = "sft"\nsteps = 1\n'
-        '[[stage]]\nname = "rl"\nkind = "rl"\nsteps = 1\n'
+        '[evaluate]\nverifier = "boxed_text"\n[rollout]\ntemplate = "compact"\n'
+        '[[stage]]\nname = "cold"\nkind = "sft"\nsteps = 1\n[[stage]]\nname = "rl"\nkind = "rl"\nsteps = 1\n'
     )
     (folder / "run.toml").write_text(recipe)
-    assert run(["data", "check", "rows.jsonl"]) == 2
-    capsys.readouterr()
     assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["columns"]["question"], told["columns"]["answer"]) == (["ask"], "says")
@@ -176,9 +169,8 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
     (folder / "run.toml").write_text(recipe.replace('["rows.jsonl"]', '["rows.jsonl"]\ntest_files = ["test.jsonl"]'))
     (folder / "test.jsonl").write_text((folder / "rows.jsonl").read_text())
     assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml"]) == 0
-    assert (
-        "      1 held out by the recipe, and so not learnt from\n          line 1: 1 + 1?\n" in capsys.readouterr().out
-    )
+    told = "      1 held out by the recipe, and so not learnt from\n          line 1: 1 + 1?\n"
+    assert told in capsys.readouterr().out
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     (folder / "test.jsonl").write_text(json.dumps({"ask": said, "says": "2"}) + "\n")
     assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml"]) == 0

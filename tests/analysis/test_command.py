@@ -84,6 +84,9 @@ def test_a_learner_pass_gives_the_entropies_that_training_recorded(tmp_path: Pat
 
 def test_steps_and_errors_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_run(tmp_path)
+    read = list[tuple[int, int]]()
+    analyse(find_source("r", tmp_path / "runs"), said=lambda done, total: read.append((done, total)))
+    assert read == [(1, 2), (2, 2)], "files read so far, and all"
     report = told(capsys, "r", "--runs", str(tmp_path / "runs"))
     assert [row["failed_call_share_in_right"] for row in report["by_step"]] == [pytest.approx(1 / 5), 0.0]
     assert report["after_error"] == [
@@ -119,16 +122,7 @@ def test_no_text_of_tokens_is_on_the_screen() -> None:
     assert "--json" in shown and "wait" not in shown and "RAW" not in shown
 
 
-def test_a_run_that_kept_no_attempts_shows_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = made_run(tmp_path)
-    for step in (1, 2):
-        made.rollout_file(step).unlink()
-    assert run(["analyze", "r", "--runs", str(tmp_path / "runs")]) == 0
-    shown = capsys.readouterr().out
-    assert "no attempts are there" in shown and "Fig. 4" in shown and "20.0%" in shown
-
-
-def test_an_evaluation_says_which_questions_its_run_had_trained_on(
+def test_an_evaluation_says_which_questions_its_run_had_trained_on_unless_no_attempts_were_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = made_run(tmp_path)
@@ -140,6 +134,9 @@ def test_an_evaluation_says_which_questions_its_run_had_trained_on(
     for step in (1, 2):
         made.rollout_file(step).unlink()
     assert told(capsys, "r/test", "--runs", str(tmp_path / "runs"))["contamination"] is None, "nobody knows"
+    assert run(["analyze", "r", "--runs", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out
+    assert "no attempts are there" in shown and "Fig. 4" in shown and "20.0%" in shown, "its metrics are left"
 
 
 def test_attempts_of_each_nth_step_back_from_the_last_are_read_and_the_metrics_of_all(
@@ -152,13 +149,6 @@ def test_attempts_of_each_nth_step_back_from_the_last_are_read_and_the_metrics_o
     assert [row["step"] for row in report["by_step"]] == [3, 6] and report["whole"]["attempts"] == 2
     assert [row["step"] for row in report["training"]] == [1, 2]
     assert run(["analyze", "r", "--every", "2", "--swap", "--runs", str(tmp_path / "runs")]) == 2
-
-
-def test_how_many_files_were_read_is_told(tmp_path: Path) -> None:
-    made_run(tmp_path)
-    told = list[tuple[int, int]]()
-    analyse(find_source("r", tmp_path / "runs"), said=lambda done, total: told.append((done, total)))
-    assert told == [(1, 2), (2, 2)]
 
 
 def test_training_up_to_the_evaluated_step_counts_and_siblings_give_their_question_once(tmp_path: Path) -> None:

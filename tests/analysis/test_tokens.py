@@ -89,11 +89,8 @@ def test_calls_and_answers_are_found_across_tokens() -> None:
     one = told(([A, OPEN, BODY, CLOSE, B, ANSWER, FIVE, END, C], None))
     found = dict(enclosed(one, one.turns[0], piece))
     assert found == {**dict.fromkeys((3, 4, 5), TokenKind.CALL), **dict.fromkeys((7, 8, 9), TokenKind.ANSWER)}
-
-
-def test_a_call_that_is_never_closed_goes_to_the_end() -> None:
-    one = told(([A, OPEN, BODY, B], None))
-    assert sorted(dict(enclosed(one, one.turns[0], piece))) == [3, 4, 5]
+    never_closed = told(([A, OPEN, BODY, B], None))
+    assert sorted(dict(enclosed(never_closed, never_closed.turns[0], piece))) == [3, 4, 5], "it goes to the end"
 
 
 def test_a_run_right_after_a_reply_reflects_and_the_same_run_before_any_reply_forks() -> None:

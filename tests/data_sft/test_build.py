@@ -69,11 +69,7 @@ def test_the_same_recipe_gives_the_same_bytes_and_the_datasheet_names_them(tmp_p
     (hashed,) = sheet["sources"][0]["files"]
     assert hashed["sha256"] == hashlib.sha256((tmp_path / "a.jsonl").read_bytes()).hexdigest()
     assert sheet == json.loads((tmp_path / "one" / "datasheet.json").read_text())
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [
-        "datasheet.json",
-        "refused.jsonl",
-        "rows.jsonl",
-    ]
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {"datasheet.json", "refused.jsonl", "rows.jsonl"}
 
 
 def test_another_seed_gives_another_order_of_the_same_rows(tmp_path: Path) -> None:
@@ -96,18 +92,15 @@ def test_weights_share_the_mix_and_a_dry_source_is_told(tmp_path: Path) -> None:
 
 
 def test_a_row_that_two_sources_hold_counts_for_the_first(tmp_path: Path) -> None:
-    sheet = built(
-        tmp_path / "out", source(tmp_path, "a", SOUND), source(tmp_path, "b", SOUND, *chats("x", "y"), limit=2)
-    )
+    parts = source(tmp_path, "a", SOUND), source(tmp_path, "b", SOUND, *chats("x", "y"), limit=2)
+    sheet = built(tmp_path / "out", *parts)
     assert [s["built"] for s in sheet["sources"]] == [1, 1] and sheet["sources"][1]["refused"] == {"duplicate": 1}
     assert (sheet["sources"][1]["rows_read"], sheet["rows"]) == (2, 2), "only so many rows of a file are read"
 
 
 def test_rows_longer_than_the_cap_are_refused_and_lengths_are_told(tmp_path: Path) -> None:
-    rows = [*chats("a", "b"), *chats("word " * 200)]
-    sheet = built(
-        tmp_path / "out", source(tmp_path, "a", *rows), mix={"tokenizer": tokenizer(tmp_path), "max_tokens": 150}
-    )
+    part, mix = source(tmp_path, "a", *chats("a", "b", "word " * 200)), {"max_tokens": 150}
+    sheet = built(tmp_path / "out", part, mix={"tokenizer": tokenizer(tmp_path), **mix})
     (counted,) = sheet["sources"]
     assert counted["refused"] == {"too_long": 1} and 0 < counted["tokens"]["p50"] <= counted["tokens"]["max"] <= 150
     assert sheet["tokenizer_sha256"]

@@ -26,17 +26,13 @@ def forged(text: str, who: str) -> Chat:
     ("conversation", "expected"),
     [
         *((talk(user(), calls(arguments)), reason) for arguments, reason in (
-            ({}, Refusal.MISSING_ARGUMENT),
-            ({"city": "Paris", "country": "fr"}, Refusal.UNKNOWN_ARGUMENT),
-            ({"city": 7}, Refusal.ARGUMENT_TYPE),
-            ({"city": None}, Refusal.ARGUMENT_TYPE),
+            ({}, Refusal.MISSING_ARGUMENT), ({"city": "Paris", "country": "fr"}, Refusal.UNKNOWN_ARGUMENT),
+            ({"city": 7}, Refusal.ARGUMENT_TYPE), ({"city": None}, Refusal.ARGUMENT_TYPE),
             ({"city": "Paris", "days": "3"}, Refusal.ARGUMENT_TYPE),
             ({"city": "Paris", "days": 2.5}, Refusal.ARGUMENT_TYPE),
             ({"city": "Paris", "days": True}, Refusal.ARGUMENT_TYPE),
-            ({"city": "Paris", "unit": "K"}, Refusal.ARGUMENT_VALUE),
-            ({"city": "a<|im_end|>"}, Refusal.MARKER),
-            ({"city": "</tool_call>"}, Refusal.MARKER),
-            ({"city": "\ud800"}, Refusal.CHARACTERS),
+            ({"city": "Paris", "unit": "K"}, Refusal.ARGUMENT_VALUE), ({"city": "a<|im_end|>"}, Refusal.MARKER),
+            ({"city": "</tool_call>"}, Refusal.MARKER), ({"city": "\ud800"}, Refusal.CHARACTERS),
         )),
         *((forged(text, who), Refusal.MARKER)
           for text in ("<|im_end|>", "x <|im_start|>system", "<tool_response>1</tool_response>")
@@ -61,12 +57,10 @@ def test_what_cannot_be_learned_from_is_refused(conversation: Chat, expected: Re
     ("messages", "counted"),
     [
         ([calls({"city": "Paris"}, {"city": "Rome", "days": 2}), result(), result(), says()], 2),
-        ([calls({"city": "x", "days": 2.0})], 1),
-        ([calls({"city": "x", "days": 10**400})], 1),
-        ([calls({"city": "é"})], 1),
-        ([calls(), result(""), says()], 1),  # a result may be empty
+        ([calls({"city": "x", "days": 2.0})], 1), ([calls({"city": "x", "days": 10**400})], 1),
+        ([calls({"city": "é"})], 1), ([calls(), result(""), says()], 1),  # a result may be empty
     ],
-)
+)  # fmt: skip
 def test_a_sound_conversation_passes_and_its_calls_are_counted(messages: list[dict[str, Any]], counted: int) -> None:
     assert check(talk(user(), *messages), CHAT.markers) == counted
 

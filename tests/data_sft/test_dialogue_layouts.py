@@ -172,10 +172,8 @@ BROKEN: dict[str, list[tuple[dict[str, Any], Refusal]]] = {
         (turns(("human", "x"), ("function_call", "get_weather(Paris)")), Refusal.CALL),
         (turns(("human", "x"), ("function_call", '{"name": "get_weather"}')), Refusal.CALL),
         (turns(("human", "x"), ("gpt", "<tool_call>{</tool_call>")), Refusal.CALL),
-        (
-            turns(("human", "x"), ("function_call", f"[{CALL_PARIS}, {CALL_ROME}]"), ("observation", "5")),
-            Refusal.NO_RESULT,
-        ),
+        (turns(("human", "x"), ("function_call", f"[{CALL_PARIS}, {CALL_ROME}]"), ("observation", "5")),
+         Refusal.NO_RESULT),
         (turns(("human", "x"), ("function_call", CALL_PARIS), ("gpt", "y")), Refusal.ROLES),
         (turns(("human", "x"), ("function_call", CALL_PARIS.replace("get_", "got_"))), Refusal.UNKNOWN_TOOL),
     ],

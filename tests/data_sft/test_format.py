@@ -31,12 +31,8 @@ def test_a_row_is_written_in_openai_form_and_read_back() -> None:
     conversation = talk(user(), calls({"city": "Paris"}, {"city": "Rome"}), result("a"), result("b"), says())
     row = row_of(conversation)
     first, second = row["messages"][1]["tool_calls"]
-    assert first == {
-        "id": "call_0",
-        "type": "function",
-        "function": {"name": "get_weather", "arguments": {"city": "Paris"}},
-    }
-    assert second["id"] == "call_1"
+    function = {"name": "get_weather", "arguments": {"city": "Paris"}}
+    assert first == {"id": "call_0", "type": "function", "function": function} and second["id"] == "call_1"
     assert [m["tool_call_id"] for m in row["messages"] if m["role"] == "tool"] == ["call_0", "call_1"]
     assert row["tools"] == [
         {"type": "function", "function": WEATHER | {"parameters": row["tools"][0]["function"]["parameters"]}}

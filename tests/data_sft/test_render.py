@@ -156,11 +156,8 @@ def test_the_tools_of_a_row_are_shown_under_its_own_system_text() -> None:
 )
 def test_an_assistant_text_keeps_every_byte(text: str) -> None:
     assert written(text).text == text
-
-
-def test_a_call_in_an_assistant_text_is_taken_apart() -> None:
-    message = written("First.\n" + render_call("python", {"code": "1"}))
-    assert message.content == "First." and [call.name for call in message.calls] == ["python"]
+    taken_apart = written("First.\n" + render_call("python", {"code": "1"}))
+    assert taken_apart.content == "First." and [call.name for call in taken_apart.calls] == ["python"]
 
 
 turns = st.lists(

@@ -20,16 +20,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     template = template_named("compact")
     text = text_of(template.opening("1+1?", ()))
     codec = train_bpe([text], vocab_size=300, markers=template.markers, word_merges=False)
-    shape = ModelSection(
-        vocab_size=codec.vocab_size,
-        hidden_size=32,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        intermediate_size=32,
-        rope_theta=1000.0,
-        max_positions=256,
-    )
+    size = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
+    shape = ModelSection(vocab_size=codec.vocab_size, rope_theta=1000.0, max_positions=256, **size)
     folder = tmp_path_factory.mktemp("models") / "tiny"
     Policy(random_model(shape, 0), codec, template).save(folder)
     return folder

@@ -26,7 +26,6 @@ from tests.published import DATA
 AIME = [{"id": n, "problem": f"{n}+1?", "answer": str(n + 1)} for n in range(6)]
 SMALL = ["sandbox.preload=[]", "sandbox.slots=1"]
 ONE_TURN = ["--max-response-tokens", "64", *SMALL]
-FEW = [*ONE_TURN, "--max-turns", "3"]
 
 
 def rows(path: Path, values: list[dict[str, Any]]) -> None:
@@ -78,7 +77,7 @@ def test_a_killed_evaluation_asks_only_for_what_is_missing(workplace: Path, caps
         answered.append(body)
         return {**solves(body), "model": "m-1"}
 
-    on = ["m", "--benchmark", "aime24", "--accept-rows", "--n", "2", "--parallel", "1", *FEW]
+    on = ["m", "--benchmark", "aime24", "--accept-rows", "--n", "2", "--parallel", "1", *ONE_TURN]
     with served(lambda body: 401 if len(answered) == 7 else answers(body)) as endpoint:
         on += ["--endpoint", endpoint.url]
         code, _, _ = asked(*on, capsys=capsys)
@@ -107,7 +106,7 @@ def test_a_killed_list_of_benchmarks_goes_on_with_the_one_it_was_at(
         rows(workplace / f"data/{name}.jsonl", made)
         mine = f'title = "T"\nsource = "me"\nkind = "math"\nfiles = ["{name}.jsonl"]\n'
         (workplace / f"{name}.toml").write_text(mine)
-    on = ["m", "--benchmark", "one.toml,two.toml", "--parallel", "1", *FEW]
+    on = ["m", "--benchmark", "one.toml,two.toml", "--parallel", "1", *ONE_TURN]
     with served(lambda body: 401 if len(endpoint.bodies) == 5 else solves(body)) as endpoint:
         on += ["--endpoint", endpoint.url]
         assert asked(*on, capsys=capsys)[0] == exits.USAGE
@@ -136,10 +135,8 @@ def test_functions_are_shown_called_and_scored(workplace: Path, capsys: pytest.C
     assert result["attempts"] == 11 and endpoint.bodies[0]["temperature"] == 0
     assert endpoint.bodies[0]["tools"][0]["function"]["parameters"]["properties"]["a"] == {"type": "number"}
     by_part = {name: figure["value"] for name, figure in result["accuracy_by_source"].items()}
-    assert [name for name, value in by_part.items() if value == 0] == [
-        "BFCL_v4_irrelevance",
-        "BFCL_v4_live_irrelevance",
-    ]
+    wrong = [name for name, value in by_part.items() if value == 0]
+    assert wrong == ["BFCL_v4_irrelevance", "BFCL_v4_live_irrelevance"]
     assert (result["non_live_python"], result["live"]) == pytest.approx((4 / 5, 5 / 6))
     assert result["not_run"][:2] == ["simple_java", "simple_javascript"] and len(result["not_run"]) == 6
 
@@ -203,19 +200,16 @@ def test_what_nothing_would_read_is_refused(
     assert not Path("runs").exists()
 
 
-def test_gpqa_rows_become_shuffled_options_the_same_each_time(workplace: Path) -> None:
+def test_gpqa_rows_become_shuffled_options_the_same_each_time() -> None:
     (benchmark,) = find_benchmarks("gpqa_diamond")
-    values = [
-        {"Question": f"Q{n}?", "Correct Answer": "right", **{name: f"wrong {name[-1]}" for name in WRONG}}
-        for n in range(40)
-    ]
-    made = KINDS["choice"].problems(benchmark.file, {benchmark.file.files[0]: list(enumerate(values, 1))})
+    options = {"Correct Answer": "right", **{name: f"wrong {name[-1]}" for name in WRONG}}
+    values = {benchmark.file.files[0]: [(n, {"Question": f"Q{n}?", **options}) for n in range(1, 41)]}
+    made = KINDS["choice"].problems(benchmark.file, values)
     assert {problem.answer for problem in made} == set("ABCD")
     for problem in made:
         assert f"{problem.answer}) right" in problem.question
         assert all(f"wrong {n}" in problem.question for n in "123")
-    again = KINDS["choice"].problems(benchmark.file, {benchmark.file.files[0]: list(enumerate(values, 1))})
-    assert made == again
+    assert made == KINDS["choice"].problems(benchmark.file, values)
 
 
 @pytest.mark.parametrize("name", known())

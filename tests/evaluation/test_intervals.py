@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstar.evaluation.intervals import (
-    Z,
-    beta_quantile,
-    mean_difference,
-    mean_over_problems,
-    student,
-    wilson,
-)
+from rocstar.evaluation.intervals import Z, beta_quantile, mean_difference, mean_over_problems, student, wilson
 
 EVALUATIONS = 100
 MISSES = 3 * sqrt(0.95 * 0.05 / EVALUATIONS)  # three standard errors of a share of 95%
@@ -35,11 +28,8 @@ def test_student_points_are_those_of_tables(freedom: float, point: float) -> Non
 )
 def test_beta_points_are_those_of_tables(chance: float, a: float, b: float, point: float) -> None:
     assert beta_quantile(chance, a, b) == pytest.approx(point, abs=5e-5)
-
-
-def test_a_beta_law_needs_positive_parameters() -> None:
     with pytest.raises(ValueError, match="positive"):
-        beta_quantile(0.5, 0.0, 1.0)
+        beta_quantile(chance, 0.0, b)
 
 
 def test_a_mean_by_hand() -> None:
@@ -98,9 +88,11 @@ def test_a_difference_by_hand() -> None:
     assert estimate.high - estimate.value == pytest.approx(estimate.value - estimate.low)
 
 
-def test_no_difference_seen_is_not_certainty() -> None:
+def test_no_difference_seen_is_not_certainty_and_no_problem_gives_none() -> None:
     estimate = mean_difference([0.0] * 20)
     assert estimate.high == -estimate.low == pytest.approx(Z * Z / (20 + Z * Z))
+    with pytest.raises(ValueError, match="at least one problem"):
+        mean_difference([])
 
 
 @settings(max_examples=25)
@@ -109,8 +101,3 @@ def test_a_difference_lies_in_its_interval_and_turns_round_with_its_subjects(ste
     one, other = mean_difference([s / 8 for s in steps]), mean_difference([-s / 8 for s in steps])
     assert -1.0 <= one.low < one.high <= 1.0 and one.low <= one.value <= one.high
     assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
-
-
-def test_a_difference_needs_problems() -> None:
-    with pytest.raises(ValueError, match="at least one problem"):
-        mean_difference([])

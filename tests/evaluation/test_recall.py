@@ -27,15 +27,11 @@ def attempt(ids: tuple[int, ...] = (5, 70_000), stop: Stop = Stop.ANSWERED) -> T
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=20))
-def test_an_attempt_comes_back_as_it_was(ids: list[int]) -> None:
+def test_an_attempt_comes_back_as_it_was_and_unknown_log_probabilities_stay_unknown(ids: list[int]) -> None:
     made = attempt(tuple(ids))
     assert unpack(pack(made)) == made
-
-
-def test_unknown_log_probabilities_stay_unknown() -> None:
-    made = attempt()
-    nan = replace(made.turns[0].completion, logprobs=(math.nan, math.nan))
-    back = unpack(pack(replace(made, turns=(replace(made.turns[0], completion=nan),))))
+    unknown = replace(made.turns[0].completion, logprobs=(math.nan,) * len(ids))
+    back = unpack(pack(replace(made, turns=(replace(made.turns[0], completion=unknown),))))
     assert all(map(math.isnan, back.turns[0].completion.logprobs))
 
 

@@ -122,7 +122,7 @@ def recipe(learners: int = 1, *engines: Mapping[str, Any], **changes: Any) -> Re
     return base.model_copy(update={"engine": entries, "cluster": cluster})
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_whatever_is_asked_for_fits_or_is_refused(data: st.DataObject) -> None:
     draw = data.draw

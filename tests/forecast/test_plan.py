@@ -15,13 +15,7 @@ from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection, Recipe
 from rocstar.errors import ConfigError
 from rocstar.forecast import plan as forecast
-from rocstar.forecast.plan import (
-    GPUS,
-    Assumptions,
-    GpuPlan,
-    Planner,
-    gpu_named,
-)
+from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, Planner, gpu_named
 from rocstar.forecast.workload import synthetic_workload, with_mean
 from rocstar.parts.memory import host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
@@ -69,12 +63,9 @@ def test_a_shape_is_counted_as_transformers_counts_it(tmp_path: Path) -> None:
     assert shape.kv_bytes(2) == 2 * 2 * 2 * 32 * 2
 
 
-def test_a_model_that_nobody_knows_is_refused() -> None:
+def test_a_model_that_nobody_knows_or_whose_layers_have_widths_of_their_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'some/model' is no folder here and none of Qwen/Qwen3-14B-Base"):
         shape_of(ModelSection(path="some/model"))
-
-
-def test_a_model_whose_layers_have_widths_of_their_own_is_refused(tmp_path: Path) -> None:
     config = {"num_attention_heads": 4, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": [48, 96]}
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 96}))  # Gemma 3n
     with pytest.raises(ConfigError, match="MLPs of a width for each layer"):
@@ -189,14 +180,12 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
         (["cluster.colocate=true"], "cluster.learners=8 engine.vllm.count=8"),
         (["cluster.colocate=true", "cluster.learners=8"], "engine.vllm.count=8"),
         (["--gpus", "16"], "cluster.learners=8 engine.vllm.count=8"),
-        (
-            ["engine.vllm.count=1", "engine.vllm.url=http://there:80"],
-            "cluster.learners=6 engine.vllm.count=2 engine.vllm.url=none",
-        ),
+        (["engine.vllm.count=1", "engine.vllm.url=http://there:80"],
+         "cluster.learners=6 engine.vllm.count=2 engine.vllm.url=none"),
         (["cluster.learners=12"], "cluster.learners=6 engine.vllm.count=2"),
         ([], None),
     ],
-)
+)  # fmt: skip
 def test_a_plan_says_which_settings_train_as_planned(
     settings: list[str], said: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,7 +271,7 @@ def test_epochs_are_planned_where_their_rows_can_be_read(
     assert json.loads(capsys.readouterr().out)["stages"][0]["steps"] == 24  # 3 x 1,000 / 128
 
 
-@pytest.mark.parametrize("share", [0.05, 0.4, 0.8, 0.97])
+@pytest.mark.parametrize("share", [0.05, 0.8, 0.97])
 def test_no_response_exceeds_its_cap_whatever_the_mean(share: float) -> None:
     work = synthetic_workload("even", problems=50, attempts=8, limit=1000, seed=0)
     found = with_mean(work, 1000 * share, prompt_tokens=90)

@@ -60,11 +60,7 @@ def rows_of(config: PoolConfig, name: str) -> list[dict[str, Any]]:
 def test_a_pool_holds_questions_without_what_stands_before_them(tmp_path: Path) -> None:
     config = pool(tmp_path, benchmark=[], limits={"max_bad_rows": 1})
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many legs has a cat?"}]
-    talk = [
-        *asked,
-        {"role": "assistant", "content": "4"},
-        {"role": "user", "content": "And two of them?"},
-    ]
+    talk = [*asked, {"role": "assistant", "content": "4"}, {"role": "user", "content": "And two of them?"}]
     write(tmp_path / "rows.jsonl", {"prompt": asked, "label": "4"}, {"prompt": talk, "label": "8"})
     build(config)
     (kept,), (dropped,) = rows_of(config, "problems.jsonl"), rows_of(config, "dropped.jsonl")
@@ -77,19 +73,13 @@ def test_every_row_is_kept_or_dropped_with_its_rule_and_evidence(tmp_path: Path)
     sheet = build(config)
     fates = {row["line"]: row["rule"] for row in rows_of(config, "dropped.jsonl")}
     assert fates == {
-        3: "unverifiable",
-        4: "duplicate",
-        5: "conflicting_labels",
-        6: "conflicting_labels",
-        7: "benchmark_question",
-        8: "benchmark_overlap",
-    }
+        3: "unverifiable", 4: "duplicate", 5: "conflicting_labels", 6: "conflicting_labels",
+        7: "benchmark_question", 8: "benchmark_overlap",
+    }  # fmt: skip
     assert all(row["evidence"] and row["question"] for row in rows_of(config, "dropped.jsonl"))
     kept = rows_of(config, "problems.jsonl")
     assert [row["line"] for row in kept] == [1, 2, 9]
-    assert (kept[1]["answer"], kept[1]["asked_from"]) == ("17", "\\frac{5}{12}"), (
-        "a fraction is asked for as an integer"
-    )
+    assert (kept[1]["answer"], kept[1]["asked_from"]) == ("17", "\\frac{5}{12}")  # is asked for as an integer
     assert sheet.total("read") == len(ROWS) == len(fates) + sheet.total("kept")
     problems = load_problems(Path(config.out) / "problems.jsonl")  # as training loads it
     assert [problem.answer for problem in problems] == ["12", "17", "1013"]
@@ -120,11 +110,8 @@ def test_the_datasheet_counts_hashes_and_says_each_licence_or_that_none_is_state
 def test_a_rule_that_is_skipped_drops_nothing(tmp_path: Path) -> None:
     config = pool(tmp_path, rules={"skip": ["benchmark_overlap", "duplicate"]})
     build(config)
-    assert {row["rule"] for row in rows_of(config, "dropped.jsonl")} == {
-        "unverifiable",
-        "conflicting_labels",
-        "benchmark_question",
-    }
+    fates = {row["rule"] for row in rows_of(config, "dropped.jsonl")}
+    assert fates == {"unverifiable", "conflicting_labels", "benchmark_question"}
     assert [row["line"] for row in rows_of(config, "problems.jsonl")] == [1, 2, 4, 8, 9]
 
 
@@ -202,8 +189,8 @@ def test_only_the_labels_of_the_named_sources_are_checked(tmp_path: Path) -> Non
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     peak_of_build(tmp_path, 10)  # what is imported and compiled once is not what is measured
-    peaks = [peak_of_build(tmp_path, rows) for rows in (50, 1500)]
-    assert peaks[1] < 1.25 * peaks[0]
+    few, many = (peak_of_build(tmp_path, rows) for rows in (50, 600))
+    assert many < 1.2 * few, "a text of 64 characters kept of each row would be 1.25"
 
 
 def peak_of_build(folder: Path, count: int) -> int:
@@ -212,7 +199,7 @@ def peak_of_build(folder: Path, count: int) -> int:
     words = [f"w{number}" for number in range(3000)]
     with gzip.open(folder / "many.jsonl.gz", "wt") as file:
         for _ in range(count):
-            text = " ".join(rng.choices(words, k=30))
+            text = " ".join(rng.choices(words, k=12))
             file.write(json.dumps({"question": text, "answer": str(rng.randrange(1000))}) + "\n")
     config = pool(folder, source=[{"name": "s", "path": "many.jsonl.gz"}])
     tracemalloc.start()

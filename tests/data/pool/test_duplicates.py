@@ -34,11 +34,7 @@ def test_the_same_or_nearly_the_same_text_is_found_and_told_from_one_with_anothe
     changed = TEXT.replace("Find", "Determine")
     match = seen.add(changed, "5", "third", form="5")
     assert match is not None and not match.exact and 0.7 <= match.likeness < 1
-
-
-def test_nearly_the_same_text_with_another_answer_is_another_question(seen: QuestionIndex) -> None:
-    seen.add(TEXT, "5", "first", form="5")
-    assert seen.add(TEXT.replace("Find", "Determine"), "6", "second", form="6") is None
+    assert seen.add(TEXT.replace("Find", "Name"), "7", "fourth", form="7") is None, "another answer, another question"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +72,7 @@ def test_the_sketch_finds_nearly_all_pairs_that_are_alike_enough(tmp_path: Path)
     rng = random.Random(7)
     found = wanted = 0
     with QuestionIndex(tmp_path / "seen.sqlite", near=0.7) as seen:
-        for number in range(120):
+        for number in range(80):
             words = rng.choices(WORDS, k=60)
             edited = list(words)
             for place in rng.sample(range(60), 3):
@@ -89,7 +85,7 @@ def test_the_sketch_finds_nearly_all_pairs_that_are_alike_enough(tmp_path: Path)
                 found += match is not None and match.name == f"{number} first"
             else:
                 assert match is None
-    assert wanted > 40
+    assert wanted > 25
     assert found >= 0.98 * wanted
 
 
