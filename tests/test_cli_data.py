@@ -37,8 +37,9 @@ def test_data_build_compares_with_every_known_benchmark_that_is_there_and_names_
 ) -> None:
     (folder / "eval_math").mkdir()
     for name, column, question in (
-        ("aime25", "problem", ROWS[0]["question"]), ("aime24", "Frage", "Wie viel ist das?"),
-    ):  # fmt: skip
+        ("aime25", "problem", ROWS[0]["question"]),
+        ("aime24", "Frage", "Wie viel ist das?"),
+    ):
         (folder / "eval_math" / f"{name}.jsonl").write_text(json.dumps({column: question, "answer": "8"}) + "\n")
     own = '[[benchmark]]\nname = "mine"\npath = "eval_math/aime24.jsonl"\nquestion = "Frage"\n'  # as the recipe says
     (folder / "pool.toml").write_text(RECIPE + own)

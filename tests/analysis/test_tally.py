@@ -55,9 +55,15 @@ def test_a_file_is_counted_by_hand(tmp_path: Path) -> None:
     figures = tally.steps[1].figures()
     by_hand = {
         "right_share": 0.5,  # of four with a verdict
-        "failed_call_share": 0.5, "failed_call_share_in_right": 0.5, "right_with_failed_call_share": 0.5,
-        "attempts": 5, "calls": 4 / 5, "no_call_share": 2 / 5, "cut_share": 1 / 5, "tokens": (13 + 8 + 3 + 5 + 3) / 5,
-    }  # fmt: skip
+        "failed_call_share": 0.5,
+        "failed_call_share_in_right": 0.5,
+        "right_with_failed_call_share": 0.5,
+        "attempts": 5,
+        "calls": 4 / 5,
+        "no_call_share": 2 / 5,
+        "cut_share": 1 / 5,
+        "tokens": (13 + 8 + 3 + 5 + 3) / 5,
+    }
     assert {name: figures[name] for name in by_hand} == pytest.approx(by_hand)
     assert figures["errors"] == {"NameError": 2}
     assert figures["after_error"]["repaired"] == figures["after_error"]["cut"] == 1

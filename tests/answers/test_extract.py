@@ -6,14 +6,24 @@ from rocstar.answers.extract import answer_blocks, boxed_answer, lenient_answer,
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (r"\boxed{5}", "5"), (r"first \boxed{3}, so we get \boxed{4}.", "4"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\fbox{7}", "7"), (r"\boxed {8}", "8"),
-        (r"\boxed{3} and then \boxed{4", "3"), (r"\boxed{x = \boxed{5}}", "5"),
-        (r"} stray } braces { \boxed{6}", "6"), (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\\boxed{840}", "840"),
-        (r"\boxed{}", ""), ("\\boxed{\n 9 \n}", "9"), (r"\boxed{5", None), ("boxed{5}", None), ("no box", None),
+        (r"\boxed{5}", "5"),
+        (r"first \boxed{3}, so we get \boxed{4}.", "4"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed {8}", "8"),
+        (r"\boxed{3} and then \boxed{4", "3"),
+        (r"\boxed{x = \boxed{5}}", "5"),
+        (r"} stray } braces { \boxed{6}", "6"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\\boxed{840}", "840"),
+        (r"\boxed{}", ""),
+        ("\\boxed{\n 9 \n}", "9"),
+        (r"\boxed{5", None),
+        ("boxed{5}", None),
+        ("no box", None),
         ("", None),
     ],
-)  # fmt: skip
+)
 def test_last_balanced_box_is_found(text: str, expected: str | None) -> None:
     assert boxed_answer(text) == expected
 
@@ -23,11 +33,15 @@ def test_last_balanced_box_is_found(text: str, expected: str | None) -> None:
     [
         (r"\boxed{1},\boxed{2},\boxed{3}", "1, 2, 3"),
         (r"$$\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}$$", "(2, 2), (6, 2)"),
-        (r"\(y_1 = \boxed{x} \) and \( y_2 = \boxed{3}\)", "x, 3"), (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),
-        (r"\boxed{3} or \boxed{3}", "3"), (r"\boxed{3} or even better \boxed{4}", "4"),
-        (r"\boxed{1} no no no \boxed{2}", "2"), (r"\boxed{7}. Check: \boxed{7}", "7"), (r"\boxed{3} \boxed{4}", "4"),
+        (r"\(y_1 = \boxed{x} \) and \( y_2 = \boxed{3}\)", "x, 3"),
+        (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),
+        (r"\boxed{3} or \boxed{3}", "3"),
+        (r"\boxed{3} or even better \boxed{4}", "4"),
+        (r"\boxed{1} no no no \boxed{2}", "2"),
+        (r"\boxed{7}. Check: \boxed{7}", "7"),
+        (r"\boxed{3} \boxed{4}", "4"),
     ],
-)  # fmt: skip
+)
 def test_boxes_joined_by_and_or_a_comma_are_one_list(text: str, expected: str) -> None:
     assert boxed_answer(text) == expected
 
@@ -35,13 +49,20 @@ def test_boxes_joined_by_and_or_a_comma_are_one_list(text: str, expected: str) -
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("So the answer is 5.", "5"), ("Final Answer: The final answer is $(0, 0)$. I hope it is correct.", "(0, 0)"),
-        ("**Answer:** 12\n", "12"), ("work\n#### 72", "72"), ("work\nA: 5,600", "5,600"),
-        ("The answers are $x=5$ or $x=6$.", "$x=5$ or $x=6$"), ("Answer: the greatest value is 16386.17", "16386.17"),
-        ("the answer is 3. No, the answer is 4.", "4"), ("It is 5.", None), ("the answer is", None), ("A: B", "B"),
+        ("So the answer is 5.", "5"),
+        ("Final Answer: The final answer is $(0, 0)$. I hope it is correct.", "(0, 0)"),
+        ("**Answer:** 12\n", "12"),
+        ("work\n#### 72", "72"),
+        ("work\nA: 5,600", "5,600"),
+        ("The answers are $x=5$ or $x=6$.", "$x=5$ or $x=6$"),
+        ("Answer: the greatest value is 16386.17", "16386.17"),
+        ("the answer is 3. No, the answer is 4.", "4"),
+        ("It is 5.", None),
+        ("the answer is", None),
+        ("A: B", "B"),
         ("an answer to life", None),
     ],
-)  # fmt: skip
+)
 def test_an_announced_answer_is_found(text: str, expected: str | None) -> None:
     assert phrase_answer(text) == expected
 
@@ -49,10 +70,12 @@ def test_an_announced_answer_is_found(text: str, expected: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (r"\boxed{4} was wrong: the final answer is $5$.", "5"), (r"\boxed{4}. The final answer is \boxed{5}.", "5"),
-        (r"The final answer is 4, that is \boxed{5}", "5"), (r"\boxed{4} is my final answer", "4"),
+        (r"\boxed{4} was wrong: the final answer is $5$.", "5"),
+        (r"\boxed{4}. The final answer is \boxed{5}.", "5"),
+        (r"The final answer is 4, that is \boxed{5}", "5"),
+        (r"\boxed{4} is my final answer", "4"),
     ],
-)  # fmt: skip
+)
 def test_lenient_takes_a_final_statement_after_the_last_box(text: str, expected: str) -> None:
     assert lenient_answer(text) == expected
 

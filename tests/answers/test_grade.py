@@ -38,16 +38,25 @@ class Told(SymbolicChecker):
 @pytest.mark.parametrize(
     ("gold", "predicted", "verdict", "method"),
     [
-        ("18", "18", RIGHT, "integer"), ("18", "17", WRONG, "integer"), ("18", "abc", WRONG, "not_a_number"),
-        ("18", "1\u200f8\u202c", RIGHT, "integer"), ("-18", "\u221218", RIGHT, "integer"),
-        ("0.5", r"\frac{1}{2}", RIGHT, "number"), (r"\text{Evelyn}", "Evelyn", RIGHT, "text"),
+        ("18", "18", RIGHT, "integer"),
+        ("18", "17", WRONG, "integer"),
+        ("18", "abc", WRONG, "not_a_number"),
+        ("18", "1\u200f8\u202c", RIGHT, "integer"),
+        ("-18", "\u221218", RIGHT, "integer"),
+        ("0.5", r"\frac{1}{2}", RIGHT, "number"),
+        (r"\text{Evelyn}", "Evelyn", RIGHT, "text"),
         (r"\left( 3, \dfrac{\pi}{2} \right)", r"( 3, \frac{\pi}{2} )", RIGHT, "text"),
-        ("B", r"\text{(B)}", RIGHT, "choice"), ("18", None, WRONG, "no_answer"), ("18", " ", WRONG, "no_answer"),
-        ("18", "1+" * MAX_CHARS, WRONG, "too_long"), ("x", "(" * 100 + "x" + ")" * 100, WRONG, "too_deep"),
-        ("x", "9^{9^{9^{9}}}", WRONG, "too_big"), ("9^{9^{9^{9}}}", "9^{9^{9^{9}}}", RIGHT, "text"),
-        ("x+" * MAX_CHARS, "x", UNDECIDED, "too_long"), ("x+" * MAX_CHARS, "x+" * MAX_CHARS, RIGHT, "text"),
+        ("B", r"\text{(B)}", RIGHT, "choice"),
+        ("18", None, WRONG, "no_answer"),
+        ("18", " ", WRONG, "no_answer"),
+        ("18", "1+" * MAX_CHARS, WRONG, "too_long"),
+        ("x", "(" * 100 + "x" + ")" * 100, WRONG, "too_deep"),
+        ("x", "9^{9^{9^{9}}}", WRONG, "too_big"),
+        ("9^{9^{9^{9}}}", "9^{9^{9^{9}}}", RIGHT, "text"),
+        ("x+" * MAX_CHARS, "x", UNDECIDED, "too_long"),
+        ("x+" * MAX_CHARS, "x+" * MAX_CHARS, RIGHT, "text"),
     ],
-)  # fmt: skip
+)
 async def test_cheap_rules_settle_cheap_questions(
     gold: str, predicted: str | None, verdict: Verdict, method: str
 ) -> None:

@@ -25,18 +25,34 @@ REFERENCES = (
 COUNT = int(os.environ.get("ROCSTAR_HOSTILE", "100"))  # 5000 take two minutes of one core
 DEEP_EVERY = 50  # a parser of ambiguous grammar takes exponential time for them
 BROKEN = (
-    "\\not {}", "\\frac{{{}", "\\foo{{{}}}", "{}\\", "\\left({}", "${}", "\\text{{{}", "{}\\over", "\\begin{{x}}{}",
+    "\\not {}",
+    "\\frac{{{}",
+    "\\foo{{{}}}",
+    "{}\\",
+    "\\left({}",
+    "${}",
+    "\\text{{{}",
+    "{}\\over",
+    "\\begin{{x}}{}",
     "_{}^",
-)  # fmt: skip
+)
 CALLS = (
-    "\\gcd({},5)", "\\operatorname{{lcm}}({},9)", "f({})", "\\det({})", "\\int_0^{{{}}} x\\,dx",
+    "\\gcd({},5)",
+    "\\operatorname{{lcm}}({},9)",
+    "f({})",
+    "\\det({})",
+    "\\int_0^{{{}}} x\\,dx",
     "\\sum_{{n=1}}^{{{}}} n^3",
-)  # fmt: skip
+)
 CODE = ("__import__('os').system('{}')", "print({})", "eval('{}')", "lambda: {}", "'{}'*9**9", "while True: {}")
 TALK = (
-    "either {} or {}", "I do not know, {}", "the grader should accept {}", "any of {}, {}", "{} (or not)",
+    "either {} or {}",
+    "I do not know, {}",
+    "the grader should accept {}",
+    "any of {}, {}",
+    "{} (or not)",
     "UNDECIDED {}",
-)  # fmt: skip
+)
 UNICODE = ("\u202e{}", "{}\u0000x", "\u2466{}", "\U0001d7d8\u0338{}", "{}\u20e0", "\ud7ff{}", "{} \u2248 \u221e")
 
 

@@ -17,10 +17,16 @@ few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthChec
 digits = st.integers(2, 97)
 primes = st.sampled_from([2, 3, 5, 7, 11, 13])
 FORMULAS = (
-    "{a}+{b}\\sqrt{{{p}}}", "\\frac{{{a}\\pi}}{{{b}}}", "{a}x^2+{b}y", "\\frac{{{a}x+{b}}}{{{p}}}",
-    "({a}, {b}\\sqrt{{{p}}})", "[{a}, {a}{b})", "\\{{{a}, {a}{b}, x\\}}", "x = {a}\\ln {p}",
+    "{a}+{b}\\sqrt{{{p}}}",
+    "\\frac{{{a}\\pi}}{{{b}}}",
+    "{a}x^2+{b}y",
+    "\\frac{{{a}x+{b}}}{{{p}}}",
+    "({a}, {b}\\sqrt{{{p}}})",
+    "[{a}, {a}{b})",
+    "\\{{{a}, {a}{b}, x\\}}",
+    "x = {a}\\ln {p}",
     "\\begin{{pmatrix}}{a}&{b}\\\\0&\\frac{{1}}{{{p}}}\\end{{pmatrix}}",
-)  # fmt: skip
+)
 UNITS = [("m", "cm", 100), ("km", "meters", 1000), ("hours", "minutes", 60), ("kg", "g", 1000), ("feet", "inches", 12),
          ("weeks", "days", 7), ("liters", "ml", 1000), ("dollars", "cents", 100)]  # fmt: skip
 items = st.one_of(st.integers(-50, 50).map(str), primes.map("\\sqrt{{{}}}".format))

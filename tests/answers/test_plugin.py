@@ -109,10 +109,13 @@ async def test_a_function_that_fails_is_an_outage_and_no_reward(text: str, told:
 @pytest.mark.parametrize(
     ("text", "above", "verdict", "reward"),
     [
-        ("half", 0.5, WRONG, 0.5), ("half", 0.0, RIGHT, 0.5), ("more", 0.5, RIGHT, 0.75), ("less", 0.5, WRONG, -1.0),
+        ("half", 0.5, WRONG, 0.5),
+        ("half", 0.0, RIGHT, 0.5),
+        ("more", 0.5, RIGHT, 0.75),
+        ("less", 0.5, WRONG, -1.0),
         ("less", -2.0, RIGHT, -1.0),
     ],
-)  # fmt: skip
+)
 async def test_a_graded_reward_is_kept_and_right_above_the_threshold(
     text: str, above: float, verdict: Verdict, reward: float
 ) -> None:
@@ -182,16 +185,19 @@ async def test_a_class_is_made_and_true_is_right() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("boxd", "the nearest is 'boxed'"), ("tool-output", "the nearest is 'tool_output'"),
+        ("boxd", "the nearest is 'boxed'"),
+        ("tool-output", "the nearest is 'tool_output'"),
         ("no_such_module_at_all:f", "there is no module no_such_module_at_all"),
-        (HERE + "verll", "the nearest is 'verl'"), (HERE + "verll", "evaluate.verifier = "),
-        (HERE + "score", "score is of type int"), (HERE + "Picky", "cannot be made without arguments"),
+        (HERE + "verll", "the nearest is 'verl'"),
+        (HERE + "verll", "evaluate.verifier = "),
+        (HERE + "score", "score is of type int"),
+        (HERE + "Picky", "cannot be made without arguments"),
         (HERE + "greedy", "requires width, which no verifier gets"),
         (HERE + "greedy", "a column of the data with a default, as width=None"),
         ("builtins:vars", "has no readable signature"),
         ("os.path:join", "evaluate.verifier = 'os.path:join' takes (a, p); TRL's signature has completions"),
     ],
-)  # fmt: skip
+)
 def test_a_name_that_cannot_work_is_refused_in_one_sentence_before_anything_starts(name: str, told: str) -> None:
     for refuse in (check_verifier, lambda name: verifier_named(name, Letters(), Grader())):
         with pytest.raises(ConfigError) as error:

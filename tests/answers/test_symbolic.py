@@ -67,13 +67,21 @@ def wait_until_gone(pid: int) -> None:
 @pytest.mark.parametrize(
     ("gold", "predicted", "verdict"),
     [
-        ("x^2+2x+1", "(x+1)^2", RIGHT), (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}", RIGHT),
-        (r"\frac{1}{2}+\pi", r"\pi+0.5", RIGHT), ("x^2+2x+1", "x^3+2x+1", WRONG), ("[0,1)", "(0,1)", WRONG),
-        ("x<1", "-x > -1", RIGHT), (r"\sqrt{5}", r"1 + \foo{ 5", WRONG), ("5", r"1 + \foo{ 5", WRONG),
-        (r"1-\frac{1}{\mathrm{q}}", "1", UNDECIDED), ("5", "3 or $5$", WRONG), ("$1$ and $2$", "1,2", RIGHT),
-        ("S/S'", "1", WRONG), ("x", "", WRONG),
+        ("x^2+2x+1", "(x+1)^2", RIGHT),
+        (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}", RIGHT),
+        (r"\frac{1}{2}+\pi", r"\pi+0.5", RIGHT),
+        ("x^2+2x+1", "x^3+2x+1", WRONG),
+        ("[0,1)", "(0,1)", WRONG),
+        ("x<1", "-x > -1", RIGHT),
+        (r"\sqrt{5}", r"1 + \foo{ 5", WRONG),
+        ("5", r"1 + \foo{ 5", WRONG),
+        (r"1-\frac{1}{\mathrm{q}}", "1", UNDECIDED),
+        ("5", "3 or $5$", WRONG),
+        ("$1$ and $2$", "1,2", RIGHT),
+        ("S/S'", "1", WRONG),
+        ("x", "", WRONG),
     ],
-)  # fmt: skip
+)
 async def test_math_verify_decides(checker: SymbolicChecker, gold: str, predicted: str, verdict: Verdict) -> None:
     (found,) = await checker.compare([question(predicted, gold)])
     assert found == (verdict, "gold_unparsed" if verdict is UNDECIDED else "math_verify")

@@ -68,14 +68,16 @@ async def test_a_truncated_attempt_gets_nothing_for_what_its_tool_printed() -> N
 @pytest.mark.parametrize(
     ("turns", "tags", "reason_after", "boxed"),
     [
-        ([], 0, False, False), ([r"<answer>\boxed{1}</answer>", "<answer>2</answer> <answer>3"], 2, False, True),
+        ([], 0, False, False),
+        ([r"<answer>\boxed{1}</answer>", "<answer>2</answer> <answer>3"], 2, False, True),
         (["<answer>", "5</answer>"], 0, False, False),  # a block does not span turns
-        (["<answer>1</answer><reason>but"], 1, True, False), (["<answer>1</answer>", "<reason>but"], 1, True, False),
+        (["<answer>1</answer><reason>but"], 1, True, False),
+        (["<answer>1</answer>", "<reason>but"], 1, True, False),
         (["<reason>so</reason><answer>1</answer>"], 1, False, False),
         (["</answer><reason>so</reason><answer>1</answer>"], 1, False, False),
         (["<reason>so</reason>"], 0, False, False),
     ],
-)  # fmt: skip
+)
 def test_the_form_is_counted_over_all_turns(turns: list[str], tags: int, reason_after: bool, boxed: bool) -> None:
     assert format_facts(turns) == FormatFacts(answer_tags=tags, reason_after_answer=reason_after, boxed=boxed)
 
@@ -89,11 +91,17 @@ async def test_format_facts_come_from_what_the_assistant_wrote() -> None:
 @pytest.mark.parametrize(
     ("answer", "output", "verdict"),
     [
-        ("504.0", "504\n", RIGHT), ("504.0", "working\n504.2\n", RIGHT), ("504.0", "505\n", WRONG),
-        ("0", "1e-12", RIGHT), ("0", "0.001", WRONG), ("-2", "2", WRONG), ("504.0", "nan", WRONG),
-        ("504.0", "five", WRONG), ("many", "5", Verdict.UNDECIDED),
+        ("504.0", "504\n", RIGHT),
+        ("504.0", "working\n504.2\n", RIGHT),
+        ("504.0", "505\n", WRONG),
+        ("0", "1e-12", RIGHT),
+        ("0", "0.001", WRONG),
+        ("-2", "2", WRONG),
+        ("504.0", "nan", WRONG),
+        ("504.0", "five", WRONG),
+        ("many", "5", Verdict.UNDECIDED),
     ],
-)  # fmt: skip
+)
 async def test_tool_output_is_compared_with_a_relative_tolerance(answer: str, output: str, verdict: Verdict) -> None:
     trajectory = attempt(turn("c", printed(output)), turn(""))
     outcome = await verified(ToolOutputVerifier(Letters()), problem(answer), trajectory)

@@ -144,15 +144,18 @@ def test_a_bad_row_names_file_line_and_field(tmp_path: Path, bad: str, wanted: l
         ("a.csv", b"question;answer\n2,5 + 1?;3,5\n", "line 1: cells are separated by ';'"),
         ("a.jsonl", rb'{"question": "\ud83d?", "answer": "1"}', 'field "question": "\\ud83d" is half a character'),
         ("a.csv", b"question,answer,answer\na,1,2\n", "line 1: several columns are called 'answer'"),
-        ("a.jsonl", b'{"question": "a", "answer": "1", "answer": "2"}\n',
-         "line 1: not readable as JSON (an object has"),
+        (
+            "a.jsonl",
+            b'{"question": "a", "answer": "1", "answer": "2"}\n',
+            "line 1: not readable as JSON (an object has",
+        ),
         ("a.json", b'[{"question": "a", "m": {"k": 1, "k": 1}}]', "an object has the key 'k' twice"),
         ("a.txt", b"question", "not a kind of file we read"),
         ("a.parquet", b"PAR1", "not a parquet file"),
         ("b.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:-4], "not a whole gzip file"),
         ("c.jsonl.gz", b"{}", "not a whole gzip file"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, name: str, content: bytes, wanted: str) -> None:
     (tmp_path / name).write_bytes(content)
     assert wanted in message_of(tmp_path / name)

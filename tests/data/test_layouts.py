@@ -23,12 +23,14 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": ASKED, "solution": "$2$"}),
     ("trl", {"prompt": ASKED, "solution": "$2$"}),
     ("trl", {"prompt": "1+1?", "ground_truth": "2"}),
-    ("verl",
-     {"prompt": ASKED, "reward_model": VERL, "data_source": "x", "ability": "math", "extra_info": {"index": 0}}),
+    (
+        "verl",
+        {"prompt": ASKED, "reward_model": VERL, "data_source": "x", "ability": "math", "extra_info": {"index": 0}},
+    ),
     ("verl", {"prompt": MORE, "reward_model": {"ground_truth": 2}, "extra_info": {"question": "1+1?"}}),
     ("skyrl", {"prompt": ASKED, "env_class": "gsm8k", "reward_spec": {"method": "rule", "ground_truth": "2"}}),
     ("slime", {"prompt": ASKED, "label": "2"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("layout", "row"), ROWS)

@@ -57,10 +57,12 @@ def test_what_cannot_be_learned_from_is_refused(conversation: Chat, expected: Re
     ("messages", "counted"),
     [
         ([calls({"city": "Paris"}, {"city": "Rome", "days": 2}), result(), result(), says()], 2),
-        ([calls({"city": "x", "days": 2.0})], 1), ([calls({"city": "x", "days": 10**400})], 1),
-        ([calls({"city": "é"})], 1), ([calls(), result(""), says()], 1),  # a result may be empty
+        ([calls({"city": "x", "days": 2.0})], 1),
+        ([calls({"city": "x", "days": 10**400})], 1),
+        ([calls({"city": "é"})], 1),
+        ([calls(), result(""), says()], 1),  # a result may be empty
     ],
-)  # fmt: skip
+)
 def test_a_sound_conversation_passes_and_its_calls_are_counted(messages: list[dict[str, Any]], counted: int) -> None:
     assert check(talk(user(), *messages), CHAT.markers) == counted
 

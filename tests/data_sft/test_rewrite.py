@@ -62,11 +62,17 @@ def test_a_prompt_without_an_answer_is_reworded_and_answered(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "fault",
     [
-        Raw(500), Raw(503, b"<html>"), text("cut o", finish="abort"), text("cut o", finish=None), Raw(0),
-        Raw(200, b"not json"), Raw(200, b'{"choices": []}'), Raw(200, b'{"error": "overloaded"}'),
+        Raw(500),
+        Raw(503, b"<html>"),
+        text("cut o", finish="abort"),
+        text("cut o", finish=None),
+        Raw(0),
+        Raw(200, b"not json"),
+        Raw(200, b'{"choices": []}'),
+        Raw(200, b'{"error": "overloaded"}'),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_fault_is_tried_again_and_never_becomes_a_row(tmp_path: Path, fault: Said) -> None:
     with served(lambda body: text("new") if len(endpoint.bodies) == 3 else fault) as endpoint:
         (row,) = rewrite(tmp_path, endpoint.url, [asked("a")], ["response"])
@@ -102,10 +108,14 @@ def test_a_second_build_asks_nothing_and_gives_the_same_bytes(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "answer",
     [
-        400, text("cut off h", finish="length"), text("  "), {"content": None}, text("x", finish="content_filter"),
+        400,
+        text("cut off h", finish="length"),
+        text("  "),
+        {"content": None},
+        text("x", finish="content_filter"),
     ],
     ids=["refused", "cut", "blank", "null", "filtered"],
-)  # fmt: skip
+)
 def test_what_the_endpoint_will_not_answer_leaves_only_that_row_out(tmp_path: Path, answer: Said) -> None:
     with served(lambda body: answer if last(body) == "bad" else text("new")) as endpoint:
         (row,) = rewrite(tmp_path, endpoint.url, [asked("bad"), asked("good")], ["response"])

@@ -172,16 +172,21 @@ def test_a_prompt_that_fills_the_model_is_refused_whoever_asked_for_the_cap(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--template", "papr"], "--template papr"), (["--verifier", "boxd"], "--verifier boxd"),
-        (["--max-turns", "0"], "--max-turns 0"), (["--max-response-tokens", "300"], "the model holds 256"),
-        (["--question", "ask"], 'no field "ask"'), (["rollout.top_pp=1"], "did you mean rollout.top_p?"),
+        (["--template", "papr"], "--template papr"),
+        (["--verifier", "boxd"], "--verifier boxd"),
+        (["--max-turns", "0"], "--max-turns 0"),
+        (["--max-response-tokens", "300"], "the model holds 256"),
+        (["--question", "ask"], 'no field "ask"'),
+        (["rollout.top_pp=1"], "did you mean rollout.top_p?"),
         (["--runs", "gsm8k/test.jsonl"], "change --runs"),
         (["--n", "3", "--temperature", "0"], "3 attempts at temperature 0 are one attempt 3 times"),
-        (["rollout.temperature=0.1"], "use --temperature"), (["evaluate.attempts=4"], "use --n"),
-        (["evaluate.problems=1"], "use --limit"), (["learning.learning_rate=0.5"], "is not read here"),
+        (["rollout.temperature=0.1"], "use --temperature"),
+        (["evaluate.attempts=4"], "use --n"),
+        (["evaluate.problems=1"], "use --limit"),
+        (["learning.learning_rate=0.5"], "is not read here"),
         *([(["model.device=cuda"], "finds no GPU")] if not torch.cuda.is_available() else []),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_sentence_before_a_folder_is_made(
     model_folder: Path, workplace: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:

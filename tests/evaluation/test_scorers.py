@@ -49,26 +49,42 @@ def attempt(text: str, index: int = 0) -> Trajectory:
 LESS, MORE = "less than", "at least"
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("keywords:existence", {"keywords": ["sea", "sky"]}, ["The Sky and the seaside"], ["The sky"]),
-    ("keywords:frequency", {"keyword": "ox", "frequency": 2, "relation": MORE}, ["ox OX", "a boxer, an ox"],
-     ["one ox"]),
+    (
+        "keywords:frequency",
+        {"keyword": "ox", "frequency": 2, "relation": MORE},
+        ["ox OX", "a boxer, an ox"],
+        ["one ox"],
+    ),
     ("keywords:frequency", {"keyword": "ox", "frequency": 2, "relation": LESS}, ["ox"], ["ox ox"]),
     ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, ["concatenate"], ["A CAT."]),
-    ("keywords:letter_frequency", {"letter": "q", "let_frequency": 2, "let_relation": MORE}, ["Quite quick"],
-     ["quite"]),
+    (
+        "keywords:letter_frequency",
+        {"letter": "q", "let_frequency": 2, "let_relation": MORE},
+        ["Quite quick"],
+        ["quite"],
+    ),
     ("keywords:letter_frequency", {"letter": "#", "let_frequency": 1, "let_relation": MORE}, ["# x"], ["x"]),
     ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, ["a *** b", "***\na\n***\nb"], ["a", "a******b"]),
     ("length_constraints:number_words", {"num_words": 3, "relation": LESS}, ["two words"], ["it's three"]),
     ("length_constraints:number_words", {"num_words": 3, "relation": MORE}, ["one two three"], ["one two"]),
-    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "hello"},
-     ["a\n\nHello, b", "a\n\n'Hello' b"], ["a\n\nb", "a\n\nHello\n\nc", "Hello"]),
+    (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "hello"},
+        ["a\n\nHello, b", "a\n\n'Hello' b"],
+        ["a\n\nb", "a\n\nHello\n\nc", "Hello"],
+    ),
     ("detectable_content:number_placeholders", {"num_placeholders": 2}, ["[a] and [b c]"], ["[a] (b)"]),
     ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["Bye.\nP. S. more"], ["Bye. PS more"]),
     ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["p.p.s more"], ["P.S. more"]),
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, ["* a\n- b"], ["* a", "* a\n* b\n* c"]),
     ("detectable_format:constrained_response", {}, ["My answer is maybe."], ["My answer is perhaps."]),
     ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, ["*a* *b*"], ["*a* **"]),
-    ("detectable_format:multiple_sections", {"section_spliter": "Day", "num_sections": 2}, ["Day 1 a Day 2 b"],
-     ["Day 1 a"]),
+    (
+        "detectable_format:multiple_sections",
+        {"section_spliter": "Day", "num_sections": 2},
+        ["Day 1 a Day 2 b"],
+        ["Day 1 a"],
+    ),
     ("detectable_format:json_format", {}, ['```json\n{"a": 1}\n```', "[1]"], ["Here: {}", "{a: 1}"]),
     ("detectable_format:title", {}, ["<<A song>>\nla"], ["<< >>\nla", "<A song>"]),
     ("combination:two_responses", {}, ["a\n******\nb"], ["a\n******\na", "a ****** b ****** c", "a"]),
@@ -76,16 +92,24 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("startend:end_checker", {"end_phrase": "The end."}, ['So, the END."'], ["The end. Bye"]),
     ("startend:quotation", {}, ['"a"'], ['"a', '"', "a"]),
     ("punctuation:no_comma", {}, ["a; b"], ["a, b"]),
-]  # fmt: skip
+]
 WITH_LIBRARIES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("language:response_language", {"language": "de"}, ["Das ist ein guter Tag für uns alle."], ["A fine day for us."]),
-    ("length_constraints:number_sentences", {"num_sentences": 2, "relation": MORE}, ["It rains. We go."],
-     ["It rains."]),
-    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": MORE}, ["STOP right NOW"],
-     ["STOP right now"]),
+    (
+        "length_constraints:number_sentences",
+        {"num_sentences": 2, "relation": MORE},
+        ["It rains. We go."],
+        ["It rains."],
+    ),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_frequency": 2, "capital_relation": MORE},
+        ["STOP right NOW"],
+        ["STOP right now"],
+    ),
     ("change_case:english_capital", {}, ["THIS IS A FINE DAY FOR ALL OF US."], ["This is a fine day for all of us."]),
     ("change_case:english_lowercase", {}, ["this is a fine day for all of us."], ["This is a fine day for all of us."]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "arguments", "passing", "failing"), CASES, ids=[case[0] for case in CASES])
@@ -207,11 +231,13 @@ NONE_FITS = {"described": [], "possible": None, "wants_call": False}
     ("asked", "calls", "told"),
     [
         (BOTH, [call(city="LA"), call(city="SF")], None),  # parallel calls come in any order, but each once
-        (BOTH, [call(city="SF"), call(city="SF")], "wrong value"), (NONE_FITS, [], None),
-        (NONE_FITS, [call()], "called"), ({**NONE_FITS, "wants_call": True}, [], "no call"),
+        (BOTH, [call(city="SF"), call(city="SF")], "wrong value"),
+        (NONE_FITS, [], None),
+        (NONE_FITS, [call()], "called"),
+        ({**NONE_FITS, "wants_call": True}, [], "no call"),
         ({**NONE_FITS, "wants_call": True}, [call()], None),
     ],
-)  # fmt: skip
+)
 def test_parallel_and_irrelevant_calls(asked: dict[str, Any], calls: list[ToolCall], told: str | None) -> None:
     assert complaint_of(asked, calls) == told
 
@@ -240,14 +266,24 @@ def test_no_value_of_a_model_makes_the_scorer_fail(value: Any) -> None:
 @pytest.mark.parametrize(
     ("texts", "letter"),
     [
-        (["so \\boxed{C}"], "C"), (["\\boxed{\\text{B}}"], "B"), (["\\boxed{(D)}", "done"], "D"),
-        (["\\boxed{A) 3 metres}"], "A"), (["Therefore the answer is (B)."], "B"), (["**Answer:** D"], "D"),
-        (["A is wrong, and so is B"], None), (["\\boxed{Because}"], None), (["\\boxed{E}"], None),
-        (["\\boxed{\\text{Option C}}"], "C"), (["\\boxed{\\textcolor{red}{C}\\,}"], "C"),
-        (["\\boxed{\\{\uff23\\}}"], "C"), (["\\boxed{A photon is emitted}"], None),
-        (["\\boxed{A} or \\boxed{B}"], None), (["\\boxed{A-D}"], None), ([], None),
+        (["so \\boxed{C}"], "C"),
+        (["\\boxed{\\text{B}}"], "B"),
+        (["\\boxed{(D)}", "done"], "D"),
+        (["\\boxed{A) 3 metres}"], "A"),
+        (["Therefore the answer is (B)."], "B"),
+        (["**Answer:** D"], "D"),
+        (["A is wrong, and so is B"], None),
+        (["\\boxed{Because}"], None),
+        (["\\boxed{E}"], None),
+        (["\\boxed{\\text{Option C}}"], "C"),
+        (["\\boxed{\\textcolor{red}{C}\\,}"], "C"),
+        (["\\boxed{\\{\uff23\\}}"], "C"),
+        (["\\boxed{A photon is emitted}"], None),
+        (["\\boxed{A} or \\boxed{B}"], None),
+        (["\\boxed{A-D}"], None),
+        ([], None),
     ],
-)  # fmt: skip
+)
 def test_the_letter_that_an_answer_ends_with(texts: Sequence[str], letter: str | None) -> None:
     assert chosen(texts) == letter
 
@@ -266,10 +302,13 @@ async def test_a_choice_is_right_by_its_letter() -> None:
 @pytest.mark.parametrize(
     ("said", "verdict"),
     [
-        ("[[A>>B]]", "A>>B"), ("first [[A<B]], so [[B>A]]", "B>A"), ("[[A>B]] no, [[B>A]]", None), ("A>B", None),
+        ("[[A>>B]]", "A>>B"),
+        ("first [[A<B]], so [[B>A]]", "B>A"),
+        ("[[A>B]] no, [[B>A]]", None),
+        ("A>B", None),
         ("[[A>A]]", None),
     ],
-)  # fmt: skip
+)
 def test_a_judge_has_one_verdict_or_none(said: str, verdict: str | None) -> None:
     assert verdict_in(said) == verdict
 

@@ -180,12 +180,14 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
         (["cluster.colocate=true"], "cluster.learners=8 engine.vllm.count=8"),
         (["cluster.colocate=true", "cluster.learners=8"], "engine.vllm.count=8"),
         (["--gpus", "16"], "cluster.learners=8 engine.vllm.count=8"),
-        (["engine.vllm.count=1", "engine.vllm.url=http://there:80"],
-         "cluster.learners=6 engine.vllm.count=2 engine.vllm.url=none"),
+        (
+            ["engine.vllm.count=1", "engine.vllm.url=http://there:80"],
+            "cluster.learners=6 engine.vllm.count=2 engine.vllm.url=none",
+        ),
         (["cluster.learners=12"], "cluster.learners=6 engine.vllm.count=2"),
         ([], None),
     ],
-)  # fmt: skip
+)
 def test_a_plan_says_which_settings_train_as_planned(
     settings: list[str], said: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:

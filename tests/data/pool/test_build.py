@@ -73,9 +73,13 @@ def test_every_row_is_kept_or_dropped_with_its_rule_and_evidence(tmp_path: Path)
     sheet = build(config)
     fates = {row["line"]: row["rule"] for row in rows_of(config, "dropped.jsonl")}
     assert fates == {
-        3: "unverifiable", 4: "duplicate", 5: "conflicting_labels", 6: "conflicting_labels",
-        7: "benchmark_question", 8: "benchmark_overlap",
-    }  # fmt: skip
+        3: "unverifiable",
+        4: "duplicate",
+        5: "conflicting_labels",
+        6: "conflicting_labels",
+        7: "benchmark_question",
+        8: "benchmark_overlap",
+    }
     assert all(row["evidence"] and row["question"] for row in rows_of(config, "dropped.jsonl"))
     kept = rows_of(config, "problems.jsonl")
     assert [row["line"] for row in kept] == [1, 2, 9]

@@ -16,11 +16,22 @@ def problem(answer: str) -> Problem:
 @pytest.mark.parametrize(
     ("answer", "value"),
     [
-        ("5", 5), ("$-7$", -7), ("\\[ 782 \\]", 782), ("1,013", 1013), ("1{,}013", 1013), ("10,\\!000", 10000),
-        ("\\$5", 5), ("8.0", 8), ("n = 3", 3), ("\\frac{10}{2}", 5), ("36\\text{ cm}^2", 36), ("60^\\circ", 60),
-        ("25\\%", 25), ("\u22124", -4),
+        ("5", 5),
+        ("$-7$", -7),
+        ("\\[ 782 \\]", 782),
+        ("1,013", 1013),
+        ("1{,}013", 1013),
+        ("10,\\!000", 10000),
+        ("\\$5", 5),
+        ("8.0", 8),
+        ("n = 3", 3),
+        ("\\frac{10}{2}", 5),
+        ("36\\text{ cm}^2", 36),
+        ("60^\\circ", 60),
+        ("25\\%", 25),
+        ("\u22124", -4),
     ],
-)  # fmt: skip
+)
 def test_an_integer_is_read_however_it_is_written(answer: str, value: int) -> None:
     assert integer_of(answer) == value
 
@@ -28,10 +39,19 @@ def test_an_integer_is_read_however_it_is_written(answer: str, value: int) -> No
 @pytest.mark.parametrize(
     "answer",
     [
-        "", "3.5", "1,2", "1,01", "2^{3}", "\\frac{1}{2}", "x", "3 \\text{ or } 4", "12 \\text{ million}", "5\\pi",
+        "",
+        "3.5",
+        "1,2",
+        "1,01",
+        "2^{3}",
+        "\\frac{1}{2}",
+        "x",
+        "3 \\text{ or } 4",
+        "12 \\text{ million}",
+        "5\\pi",
         "9" * 401,
     ],
-)  # fmt: skip
+)
 def test_what_is_no_single_integer_is_not_read_as_one(answer: str) -> None:
     assert integer_of(answer) is None
 
