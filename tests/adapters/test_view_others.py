@@ -110,13 +110,16 @@ def test_a_dump_that_verl_wrote(tmp_path: Path) -> None:
         assert page.attempt(page.rows()[0])["fields"] == {"acc": True, "uid": "a"}
 
 
-@pytest.mark.parametrize("ending", ["eval", "json"])
-def test_a_log_of_inspect(tmp_path: Path, ending: str) -> None:
+def test_a_log_of_inspect_in_either_form(tmp_path: Path) -> None:
     outputs = [called("2 + 3"), said("5"), called("4 / 4"), said(LONG), said("5"), said("8")]
     log = read_eval_log(str(log_of(tmp_path, outputs)))
-    file = tmp_path / f"log.{ending}"
-    write_eval_log(log, str(file))
-    with opened(file, tmp_path) as page:
+    for ending in ("eval", "json"):
+        write_eval_log(log, str(file := tmp_path / f"log.{ending}"))
+        shows_the_log(file, tmp_path / ending)
+
+
+def shows_the_log(file: Path, folder: Path) -> None:
+    with opened(file, folder) as page:
         assert page.left_out == [] and page.sources[page.name]["about"]["eval"]["model"] == "mockllm/model"
         rows = page.rows()
         assert sorted((row["problem_id"], row["sibling"], row["reward"], row["calls"]) for row in rows) == [

@@ -210,19 +210,15 @@ def test_hostile_transcripts_are_shown_as_text_and_nothing_of_them_runs(chromium
 
 
 VIEWS = {
-    "/": "table.runs",
-    "/run/made": ".chart canvas",
+    "/?sort=-after": "table.runs",
+    "/run/made?smooth=5&x=rl": ".chart canvas",
     "/run/made/attempts": ".row a.open",
     "/run/made/groups": ".row a.open",
     "/run/made/evaluations": "table a.open",
     "/run/made/time": ".of-steps rect",
     "/run/made/events": "tr.alarm",
-    "/run/made/settings": ".settings td",
     "/run/made/settings?from=all&q=resample": ".settings td",
-    "/run/made?smooth=5&x=rl": ".chart canvas",
-    "/?sort=-after": "table.runs",
-    "/glossary": ".glossary dd",
-    "/glossary?q=kept.quality": ".glossary dd",
+    "/glossary?q=kept": ".glossary dd",
     "/run/made/group?at=rollouts:2:2&w.method=uniform": ".tried .fate",
     "/run/made/attempt?at=rollouts:2:5": ".turn.policy .text",
     "/run/made/attempt?at=rollouts:2:5&with=rollouts:2:6&colour=entropy": ".two .token",
@@ -295,18 +291,14 @@ def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any,
         page.wait_for_function("() => location.hash.includes('q=needle')")
 
 
-def test_an_attempt_shows_the_messages_before_its_question(chromium: Any, shown: str) -> None:
+def test_an_attempt_shows_the_messages_before_its_question_and_no_answer_only_where_there_was_none(
+    chromium: Any, shown: str
+) -> None:
     with seen(chromium, shown) as one:
         page = one.open("/run/own/attempt?at=rollouts:1:0", ".turn.policy")
-        assert [turn.inner_text() for turn in page.query_selector_all(".turn.user")][:2] == [
-            "system\nAdd.",
-            "problem\nWhat is 2 + 2?",
-        ]
-
-
-def test_an_attempt_that_a_function_judged_is_not_said_to_have_no_answer(chromium: Any, shown: str) -> None:
-    with seen(chromium, shown) as one:
-        for row, answer in ((1, "not extracted"), (2, "none")):
+        told = [turn.inner_text() for turn in page.query_selector_all(".turn.user")]
+        assert told[:2] == ["system\nAdd.", "problem\nWhat is 2 + 2?"]
+        for row, answer in ((1, "not extracted"), (2, "none")):  # a function judged the first
             one.open(f"/run/own/attempt?at=rollouts:1:{row}", f".facts .answer:text-is('{answer}')")
 
 
