@@ -160,7 +160,8 @@ def parsed(source: str) -> ast.Module:
         gc.enable()
 
 
-def imported(source: str) -> list[tuple[str, int]]:
+@functools.cache
+def imported(source: str) -> tuple[tuple[str, int], ...]:
     """(module imported, line), `from rocstar import x` resolved to the module x where there is one."""
     known = modules()
     found = []
@@ -170,7 +171,7 @@ def imported(source: str) -> list[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             home = "." * node.level + (node.module or "")
             found += [(name if (name := f"{home}.{a.name}") in known else home, node.lineno) for a in node.names]
-    return found
+    return tuple(found)
 
 
 def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
