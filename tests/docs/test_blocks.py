@@ -129,12 +129,7 @@ def test_a_shell_block_is_shell(block: Block) -> None:
 @pytest.mark.parametrize("block", of("sh"))
 def test_verbs_flags_files_and_keys_of_every_command_exist(block: Block) -> None:
     for command in block.commands:
-        for arguments in commands.rocstar_calls(command):
-            commands.parse(arguments)
-            commands.check_settings(arguments)
-        assert commands.absent_files(command, block.page) == []
-        assert commands.unknown_flags(command) == []
-        assert commands.unknown_extras(command) == []
+        commands.check(command, block.page)
 
 
 def typed(text: str) -> IO[str]:
