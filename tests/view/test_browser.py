@@ -136,8 +136,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     base = tmp_path_factory.mktemp("recorded") / "runs"
     create(base, "other")
     run = create(base)
-    for step in (1, 2):
-        add_step(run, step)
+    add_step(run, 1)
+    add_step(run, 2, attempts=8)
     add_evaluation(run, "before", 0, 1)
     add_evaluation(run, "after", 2, 2)
     add_tokenizer(run)
