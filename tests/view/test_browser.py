@@ -181,7 +181,7 @@ SHOW_EACH = """async (expected) => {
   for (const [n, text] of expected.entries()) {
     location.hash = `#/run/made/attempt?at=rollouts:${Math.floor(n / 20)}:${n % 20}`;
     const shown = () => document.querySelector(".turn.user .text")?.textContent.startsWith(`Q${n} `);
-    for (let frames = 0; !shown() && frames < 600; frames++) await frame();
+    for (let frames = 0; !shown() && frames < 6000; frames++) await frame();
     const foreign = document.querySelectorAll("main script, main iframe, main img, main base, main meta, main style");
     const state = [shown(), document.documentElement.scrollWidth, window.hacked ?? null, foreign.length];
     const told = document.querySelector("main").textContent.includes(text);
@@ -310,7 +310,7 @@ def test_a_run_that_is_being_written_goes_on_without_being_opened_again(chromium
         page.wait_for_function("() => document.querySelector('.count').textContent.startsWith('48 ')")
         add_step(run, 2)
         page.wait_for_function("() => document.querySelector('.count').textContent.startsWith('96 ')")
-        assert page.inner_text(".row a.open").startswith("2")
+        page.wait_for_function("() => document.querySelector('.row a.open').textContent.startsWith('2')")
         page = one.open("/", "table.runs tbody tr")
         add_step(run, 3)
         page.wait_for_function("() => document.querySelector('[data-label=steps]').textContent.includes('3 / 3')")
