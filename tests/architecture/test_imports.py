@@ -164,7 +164,7 @@ def parsed(source: str) -> ast.Module:
 def imported(source: str) -> tuple[tuple[str, int], ...]:
     """(module imported, line), `from rocstar import x` resolved to the module x where there is one."""
     known = modules()
-    found = []
+    found: list[tuple[str, int]] = []
     for node in running_nodes(parsed(source)):
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]

@@ -206,7 +206,7 @@ def test_half_stays_because_it_is_its_own_rest() -> None:
 
 def test_most_of_gsm8k_gets_a_variant_that_is_no_test_question(gsm8k: tuple[Any, list[Problem]]) -> None:
     made, value = gsm8k[0], lambda text: Fraction(text.replace(",", ""))
-    problems = gsm8k[1][::32]  # all take seconds
+    problems = gsm8k[1][::16]  # fewer take as long, for the files are read
     known = {problem.id for problem in problems}
     variants = [one for one in made.with_variants(problems, 1) if one.id not in known]
     assert len(variants) > 0.55 * sum(bool(problem.metadata["program"]) for problem in problems)  # 61% here, 60% of all

@@ -58,7 +58,7 @@ def write(file: Path, rows: Sequence[Any]) -> Path:
     return file
 
 
-def verl(question: str = "1+1", answer: str = "2", score: float = 1.0, step: int = 7, **more: Any) -> dict[str, Any]:
+def verl(question: str = "1+1", answer: str = "2", score: Any = 1.0, step: Any = 7, **more: Any) -> dict[str, Any]:
     return {"input": f"user\n{question}", "output": answer, "gts": "2", "score": score, "step": step, **more}
 
 
@@ -87,7 +87,7 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
         ('{"input": "cut', "all"), ("[1]", "all"), ({**verl(), "input": 3}, "question"), ({"other": 1}, "input"),
         (verl(score="good"), "reward"), (verl(score="1"), "reward"), (verl(score=[1.0]), "reward"),
         (verl(step=-1), "step"), (verl(step=1e300), "step"), (verl(step=1.5), "step"), (verl(step=2**31), "step"),
-    ]  # type: ignore[arg-type]  # fmt: skip
+    ]  # fmt: skip
     good = [verl(), verl(acc=math.nan), verl(score=math.nan), verl(answer="\ud800"), verl(step=7.0)]
     with opened(file := write(tmp_path / "7.jsonl", [*(row for row, _ in bad), *good]), tmp_path) as page:
         said = page.left_out

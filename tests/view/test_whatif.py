@@ -34,7 +34,13 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     (method, repetition, other), place = request.param, tmp_path_factory.mktemp("run")
     made = create(place / "runs", method=method, keep=8, repetition=repetition)
     steps = {step: add_step(made, step, problems=1) for step in (1, 2)}
-    tried = {"keep": 5, "min_positive": 1, "min_negative": 1, "drop_truncated": True, "repetition_weight": repetition}
+    tried: dict[str, Any] = {
+        "keep": 5,
+        "min_positive": 1,
+        "min_negative": 1,
+        "drop_truncated": True,
+        "repetition_weight": repetition,
+    }
     with page(made.path.parent, place / "cache") as opened:
         settled(opened, "/api/run/made/attempts")
         yield opened, steps, ResampleSection(method=other, **tried)
@@ -56,7 +62,7 @@ def test_other_settings_give_what_the_resampler_makes_of_the_attempts_themselves
     names = ("method", "keep", "min_positive", "min_negative", "drop_truncated")
     asked = {name: str(getattr(other, name)).lower() for name in names}
     for step, (one,) in steps.items():
-        place = {"part": "rollouts", "step": step, "grp": 1}
+        place: dict[str, Any] = {"part": "rollouts", "step": step, "grp": 1}
         found = client.get("/api/run/made/what-if", params={**place, **asked}).json()["siblings"]
         seed = seed_of_choice(SEED, step, one.group.problem.id)
         assert [(s["kept"], s["reason"]) for s in found] == fates(resampler_of(other)(one.group, random.Random(seed)))

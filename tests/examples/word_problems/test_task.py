@@ -51,7 +51,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
 def made(
     heldout: int = 10, train_files: Sequence[str] = (), test_files: Sequence[str] = (), **options: Any
 ) -> WordProblemTask:
-    told = {"train_files": list(train_files), "test_files": list(test_files), "options": options}
+    told: dict[str, Any] = {"train_files": list(train_files), "test_files": list(test_files), "options": options}
     data = DataSection(source="word_problems:WordProblemTask", **told)
     return WordProblemTask(data, tool_name="python", seed=1, heldout=heldout)
 
