@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
@@ -25,7 +26,7 @@ from rocstar.record.rollouts import read_rollouts
 from rocstar.types import Problem, Stop, Trajectory
 from tests.agents.examples import Told, named
 from tests.forks import forked
-from tests.rollout.examples import roller
+from tests.rollout.examples import CODEC, roller
 from tests.sandbox.driver import eventually
 from tests.tiny_run import PYTHON, Command, begun, cold_run, workplace
 
@@ -105,19 +106,7 @@ if __name__ == "__main__":
     Adder.run()
 """
 
-UNSCORED = """
-import verifiers.v1 as vf
-
-class Sum(vf.Task[vf.TaskData, vf.State]):
-    pass
-
-class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
-    def load(self):
-        yield Sum(vf.TaskData(prompt="Add 4 and 3"))
-        yield Sum(vf.TaskData(prompt="Add 3 and 4"))
-
-__all__ = ["Sums"]
-"""
+UNSCORED = WRONG_ENVIRONMENTS.replace("    @vf.reward\n", "")
 
 
 class Session:
@@ -236,72 +225,40 @@ async def test_tools_of_a_verifiers_environment_answer_the_model(options: dict[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("agent", "adapter", "options", "told"),
+    ("agent", "options", "told"),
     [
-        (
-            "verifiers:solve",
-            verifiers.TasksetProblems,
-            {"taskset": {"id": "unscored_v1"}, **QUICK},
-            "it left a trace unscored",
-        ),
-        (
-            "verifiers:solve",
-            verifiers.TasksetProblems,
-            {"taskset": {"id": "wrong_v1"}, **QUICK},
-            "its rewards come to nan",
-        ),
-        (
-            "inspect_tasks:solve",
-            inspect_tasks.Samples,
-            {"task": "wrong_v1:no_number"},
-            "the score 'very good' is no number or letter",
-        ),
+        ("verifiers:solve", {"taskset": {"id": "unscored_v1"}, **QUICK}, "it left a trace unscored"),
+        ("verifiers:solve", {"taskset": {"id": "wrong_v1"}, **QUICK}, "its rewards come to nan"),
+        ("inspect_tasks:solve", {"task": "wrong_v1:no_number"}, "the score 'very good' is no number or letter"),
     ],
 )
 async def test_an_episode_that_nobody_scored_or_whose_reward_is_no_number_is_a_fault_of_the_environment(
-    agent: str, adapter: Any, options: dict[str, Any], told: str, tmp_path: Path
+    agent: str, options: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     (tmp_path / "unscored_v1.py").write_text(UNSCORED)
+    adapter = verifiers.TasksetProblems if agent == "verifiers:solve" else inspect_tasks.Samples
     made = await attempted(agent, heldout(adapter, **options), "It is \\boxed{7}.")
     assert made.stop is Stop.ENVIRONMENT_FAILED and not made.outcome
     assert made.fault == f"the environment failed: ValueError: {told}"
 
 
-@pytest.mark.slow
-def test_a_solver_of_inspect_ai_makes_attempts_that_its_scorer_judges(train: Train) -> None:
-    rows = train(
-        "data.source=rocstar.adapters.inspect_tasks:Samples",
-        "data.options.task=sums:sums",
-        "rollout.agent=rocstar.adapters.inspect_tasks:solve",
-        "rollout.max_response_tokens=160",
-    )
-    assert max(len(row["text"]) for row in rows) > 1 and {row["reward"] for row in rows} == {0.0, 1.0}
-    for row in rows:
-        assert row["reward"] == float(f"\\boxed{{{int(row['question'].split()[1]) + 3}}}" in row["text"][-1])
-
-
-@pytest.mark.slow
-def test_a_session_of_an_openenv_server_is_an_attempt(server: str, train: Train) -> None:
-    rows = train(
-        "data.source=rocstar.adapters.openenv:Seeds",
-        f"data.options.url={server}",
-        "data.options.sessions=4",
-        "data.options.steps=2",
-        "rollout.agent=rocstar.adapters.openenv:play",
-        "rollout.max_response_tokens=160",
-    )
-    assert all(row["text"] for row in rows), "each session asks the model"
-    whole = [row for row in rows if row["stop"] == "answered"]  # none on processors by whose rounding no turn ends
-    assert {len(row["text"]) for row in whole} <= {2}
-    for row in whole:  # a tenth for each character that was sent
-        sent = [text.removesuffix("<|im_end|>").strip() for text in row["text"]]
-        if not any("boxed" in text for text in sent):
-            assert row["reward"] == pytest.approx(sum(map(len, sent)) / 10)
+async def test_a_solver_of_inspect_ai_makes_attempts_that_its_scorer_judges() -> None:
+    problem = heldout(inspect_tasks.Samples, task="sums:sums")
+    number = int(problem.question.split()[1])
+    call = f'<tool_call>{{"name": "python", "arguments": {{"code": "print({number}+3)"}}}}</tool_call>'
+    for total, reward in ((number + 3, 1.0), (number + 4, 0.0)):
+        made = await attempted("inspect_tasks:solve", problem, call, f"It is \\boxed{{{total}}}")
+        assert made.fault is None and made.outcome and made.outcome.reward == reward
+        first, _ = made.turns
+        assert [call.tool for call in first.calls] == ["python"] and str(number + 3) in CODEC.decode(first.reply_ids)
 
 
 async def test_an_openenv_server_pays_for_each_step_of_a_session(server: str) -> None:
-    made = await played(server, "left", "right", "up")
-    assert len(made.turns) == 3 and made.outcome and made.outcome.reward == pytest.approx(1.1)
+    """A tenth for each character, up to data.options.steps answers."""
+    problem = heldout(openenv.Seeds, url=server, seeds=4, sessions=2, steps=3)
+    made = await asyncio.gather(*(attempted("openenv:play", problem, "left", "right", up) for up in ("up", "down")))
+    assert [len(one.turns) for one in made] == [3, 3]
+    assert [one.outcome and one.outcome.reward for one in made] == [pytest.approx(1.1), pytest.approx(1.3)]
 
 
 @pytest.mark.slow

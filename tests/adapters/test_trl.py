@@ -20,9 +20,11 @@ from rocstar.adapters.rewards import TrlReward
 from rocstar.adapters.roc import is_kept
 from rocstar.adapters.trl import PythonEnvironment, RocTrainer, attempt_penalty, python_environments, python_tool
 from rocstar.errors import ConfigError, SandboxUnavailable
+from rocstar.record.rollouts import read_table
 from rocstar.types import Reason, Status
 from tests.adapters import tiny_model
 from tests.sandbox_service.support import running
+from tests.view.test_others import opened
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 DRAWN, KEEP, STEPS = 8, 4, 2
@@ -68,6 +70,7 @@ def trainer(warm: tuple[Any, Any], folder: Path, kind: type[RocTrainer] = Watche
     batch = {"per_device_train_batch_size": 2 * DRAWN, "steps_per_generation": 1, "num_generations": DRAWN}
     limits = {"max_completion_length": 200, "max_tool_calling_iterations": 4, "max_steps": STEPS}
     quiet = {"report_to": "none", "use_cpu": True, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
+    quiet |= {"log_completions": True, "num_completions_to_print": 1}
     args = GRPOConfig(output_dir=str(folder), learning_rate=1e-3, **{**batch, **limits, **quiet, **settings})
     made = kind(
         model=model, processing_class=tokenizer, args=args, train_dataset=Dataset.from_list(problems),
@@ -127,6 +130,23 @@ def test_both_fates_are_in_the_log_with_their_reasons(trained: Any) -> None:
     for row in logged:
         assert sum(row[f"roc/{reason}"] for reason in Reason) == pytest.approx(1.0)
     assert trained._logs["extra"]["roc"][-1] == str(trained.reasons[-1])
+
+
+def test_the_page_shows_the_completions_that_trl_logged(trained: Any, tmp_path: Path) -> None:
+    files = sorted(Path(trained.args.output_dir, "completions").glob("*.parquet"))
+    theirs = [row for file in files for row in read_table(file).to_pylist()]
+    assert len(theirs) == STEPS * 2 * DRAWN
+    with opened(Path(trained.args.output_dir), tmp_path) as page:
+        assert (page.name, page.left_out) == ("file:completions", [])
+        rows = page.rows(limit=100)
+        wanted = [(row["step"], row["rocstar_answers"], row["advantage"]) for row in theirs]  # no reward where dropped
+        found = [(row["step"], row["reward"], row["advantage"]) for row in rows]
+        assert sorted(found, key=str) == [pytest.approx(one) for one in sorted(wanted, key=str)]
+        assert {row["method"] for row in rows if row["reward"] is not None} == {"rocstar_answers"}
+        assert [rows[n]["sibling"] for n in (0, 3)] == [0, 3]
+        shown, told = page.attempt(rows[0]), theirs[0]
+        assert shown["question"].endswith(told["prompt"][-1]["content"]) and shown["fields"]["roc"] == told["roc"]
+        assert all(message["content"] in shown["turns"][0]["text"] for message in told["completion"])
 
 
 def test_a_plain_tool_is_called_by_grpo_trainer(warm: tuple[Any, Any], tmp_path: Path) -> None:

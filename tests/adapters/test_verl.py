@@ -137,11 +137,6 @@ def test_a_program_may_compute_for_as_long_as_it_may_run(tmp_path: Path) -> None
     assert tools_from(tmp_path)._sandbox.limits == Limits()
 
 
-def test_penalties_are_one_for_each_row() -> None:
-    with pytest.raises(ConfigError, match="1 penalties for a batch of 2 rows"):
-        roc_filter(batch_of([1.0, 0.0], ["p"] * 2), keep=2, seed=1, step=0, penalties=[1.0])
-
-
 def batch_of(rewards: list[float], uids: list[str], **columns: list[Any]) -> DataProto:
     scores = torch.zeros(len(rewards), 3)
     scores[:, 2] = torch.tensor(rewards)
@@ -174,6 +169,8 @@ def test_rows_without_a_verdict_or_with_an_outage_leave() -> None:
     assert reasons[2:] == [Reason.DROPPED_UNDECIDED, Reason.DROPPED_ENVIRONMENT] and len(kept) == 2
 
 
-def test_a_batch_without_rewards_is_refused() -> None:
+def test_a_batch_without_rewards_or_with_other_than_one_penalty_a_row_is_refused() -> None:
     with pytest.raises(ConfigError, match="filter after rewards"):
         roc_filter(DataProto.from_dict(tensors={"x": torch.ones(2, 1)}), 2, seed=0, step=0)
+    with pytest.raises(ConfigError, match="1 penalties for a batch of 2 rows"):
+        roc_filter(batch_of([1.0, 0.0], ["p"] * 2), keep=2, seed=1, step=0, penalties=[1.0])

@@ -160,17 +160,18 @@ def parsed(source: str) -> ast.Module:
         gc.enable()
 
 
-def imported(source: str) -> list[tuple[str, int]]:
+@functools.cache
+def imported(source: str) -> tuple[tuple[str, int], ...]:
     """(module imported, line), `from rocstar import x` resolved to the module x where there is one."""
     known = modules()
-    found = []
+    found: list[tuple[str, int]] = []
     for node in running_nodes(parsed(source)):
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             home = "." * node.level + (node.module or "")
             found += [(name if (name := f"{home}.{a.name}") in known else home, node.lineno) for a in node.names]
-    return found
+    return tuple(found)
 
 
 def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -231,7 +232,6 @@ def test_imports_inside_the_sandbox_make_short_chains_and_no_cycle() -> None:
         ("rocstar.sandbox.service.native", "import mcp", "stands alone"),
         ("rocstar.answers.extract", "def f():\n    import torch.nn", "torch is imported only"),
         ("rocstar.train", "import torch", "torch is imported only"),
-        ("rocstar.engines.base", "import torch", "torch is imported only"),
         ("rocstar.engines.vllm", "import torch", "torch is imported only"),
         ("rocstar.record.formats", "import inspect_ai.log", "in adapters/ alone"),
         ("rocstar.run.tasks", "from rocstar.adapters.rewards import TrlReward", "run may import"),
@@ -241,7 +241,6 @@ def test_imports_inside_the_sandbox_make_short_chains_and_no_cycle() -> None:
         ("rocstar.run.tasks", "from word_problems import WordProblemTask", "nothing of examples/"),
         ("rocstar.record.show", "from rocstar.learning.step import f", "record may import"),
         ("rocstar.config.sections", "from rocstar.errors import ConfigError", "import only each other"),
-        ("rocstar.config.places", "from rocstar.types import Problem", "import only each other"),
         ("rocstar.rollout.episode", "from rocstar.sandbox.client import f", "rollout may import"),
         ("rocstar.dialogue.codec", "from rocstar.record import x", "dialogue may import types, errors, protocols"),
         ("rocstar.types", "import pydantic", "standard library only"),
@@ -249,7 +248,6 @@ def test_imports_inside_the_sandbox_make_short_chains_and_no_cycle() -> None:
         ("rocstar.errors", "from rocstar.types import Problem", "no other room"),
         ("rocstar.tools.python", "from rocstar.sandbox.daemon.main import x", "used by its ends"),
         ("rocstar.protocols", "import rocstar.config.sections", "protocols may import types, errors"),
-        ("rocstar.support.plugins", "from rocstar.config.sections import Recipe", "support may import"),
         ("rocstar.config.layers", "from rocstar.types import Problem", "config may import errors, support"),
         ("rocstar.train", "from rocstar.cli.main import app", "train may import"),
         ("rocstar.train", "from . import types", "imports are absolute"),

@@ -40,6 +40,15 @@ def rocstar_calls(command: str) -> list[list[str]]:
     return calls
 
 
+def check(command: str, page: Path) -> None:
+    """Raises typer's usage errors, ConfigError, or ValueError (of pydantic too)."""
+    for arguments in rocstar_calls(command):
+        parse(arguments)
+        check_settings(arguments)
+    if wrong := [*absent_files(command, page), *unknown_flags(command), *unknown_extras(command)]:
+        raise ValueError(f"{command!r}: there is no {', '.join(wrong)}")
+
+
 def parse(arguments: list[str]) -> None:
     """As the command line does. Raises typer's usage errors."""
     group, name, rest = CLICK, "rocstar", arguments

@@ -21,11 +21,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "examples").glob("*/README.md")),
-]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*/README.md"))]
 """The pages whose blocks are checked here; tests/docs says which tests check those of tutorials."""
 
 LANGUAGES = {"sh", "python", "toml", "json", "yaml", "text", "{toctree}"}

@@ -65,23 +65,25 @@ def test_a_cold_start_of_form_alone_knows_the_numbers_and_not_the_signs() -> Non
     assert "" in {guess(nothing, random.Random(seed)) for seed in range(50)}
 
 
-@pytest.mark.parametrize("mark", ["<<__import__('os')=1>>1", "<<9**9**9=1>>1", "<<4/0=0>>0", "<<x+1=2>>2"])
-def test_what_is_no_sum_becomes_no_program(mark: str) -> None:
-    assert published("marked_program")("What?", f"It is {mark}.") == ""
+def test_what_is_no_sum_becomes_no_program() -> None:
+    for mark in ("<<__import__('os')=1>>1", "<<9**9**9=1>>1", "<<4/0=0>>0", "<<x+1=2>>2"):
+        assert published("marked_program")("What?", f"It is {mark}.") == "", mark
 
 
 @pytest.fixture(scope="module")
-def gsm8k() -> tuple[Any, list[Problem]]:
-    """The task, and the problems that it reads."""
+def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Problem]]:
+    """The task, and every fifth of the problems that it reads."""
     if not GSM8K.exists():
         pytest.skip(f"needs {GSM8K}")
+    file = tmp_path_factory.mktemp("gsm8k") / "train.jsonl.gz"
+    file.write_bytes(gzip.compress(b"".join(gzip.decompress(GSM8K.read_bytes()).splitlines(keepends=True)[::5])))
     task = published("Gsm8k")
-    return (made := task.__new__(task)), list(made.read(GSM8K))
+    return (made := task.__new__(task)), list(made.read(file))
 
 
 def test_most_of_gsm8k_becomes_programs_that_print_the_published_answer(gsm8k: tuple[Any, list[Problem]]) -> None:
-    assert len(gsm8k[1]) == 7473
-    assert sum(bool(problem.metadata["program"]) for problem in gsm8k[1]) > 6900
+    assert len(gsm8k[1]) == 1495
+    assert sum(bool(problem.metadata["program"]) for problem in gsm8k[1]) > 0.92 * 1495
 
 
 @pytest.mark.skipif(not MAWPS.exists(), reason=f"needs {MAWPS}")
@@ -90,9 +92,6 @@ def test_all_but_a_few_word_problems_become_programs() -> None:
     problems = list(task.read(task.__new__(task), MAWPS))
     assert len(problems) == 3138
     assert sum(bool(problem.metadata["program"]) for problem in problems) >= 3130
-    assert all(Fraction(problem.answer) is not None for problem in problems)
-    with gzip.open(MAWPS, "rt") as lines:
-        assert "number0" in lines.readlines()[1]
     assert not any("number0" in problem.question for problem in problems)
 
 
@@ -106,12 +105,14 @@ STORIES = [
 ]
 
 
+def word_variants(name: str) -> Any:
+    return load(f"word_variants:{name}", folders=[recipes_folder() / "smollm2"])
+
+
 def variants_of(seed: int) -> list[tuple[str, str, str, str]]:
     """(question, expression, its variant, the variant's expression) of every kind."""
-    variants = load("word_variants:Variants", folders=[recipes_folder() / "smollm2"])
-    asked = load("word_variants:Asked", folders=[recipes_folder() / "smollm2"])
-    draw, rng = variants([question for question, _ in STORIES]), random.Random(seed)
-    return [(*story, *found) for story in STORIES for found in draw.of(asked(*story), rng)]
+    draw, rng = word_variants("Variants")([question for question, _ in STORIES]), random.Random(seed)
+    return [(*story, *found) for story in STORIES for found in draw.of(word_variants("Asked")(*story), rng)]
 
 
 SIGNED = ("colder", "lost", "worth", "rise", "gain")
@@ -130,8 +131,7 @@ def test_a_variant_asks_for_a_number_that_its_question_says_and_only_some_may_be
 
 
 def test_a_sentence_that_does_not_matter_changes_neither_question_nor_program() -> None:
-    variants = load("word_variants:Variants", folders=[recipes_folder() / "smollm2"])
-    asked = load("word_variants:Asked", folders=[recipes_folder() / "smollm2"])(*STORIES[0])
+    variants, asked = word_variants("Variants"), word_variants("Asked")(*STORIES[0])
     told = ["Sara picked 9 pears", "Tim picked 5 pears ."]
     draw = variants([f"There are 3 {thing} in it" for thing in ("pears", "plums") for _ in range(3)])
     for seed in range(20):
@@ -206,7 +206,7 @@ def test_half_stays_because_it_is_its_own_rest() -> None:
 
 def test_most_of_gsm8k_gets_a_variant_that_is_no_test_question(gsm8k: tuple[Any, list[Problem]]) -> None:
     made, value = gsm8k[0], lambda text: Fraction(text.replace(",", ""))
-    problems = gsm8k[1][::40]  # all take half a minute
+    problems = gsm8k[1][::16]  # fewer take as long, for the files are read
     known = {problem.id for problem in problems}
     variants = [one for one in made.with_variants(problems, 1) if one.id not in known]
     assert len(variants) > 0.55 * sum(bool(problem.metadata["program"]) for problem in problems)  # 61% here, 60% of all

@@ -22,16 +22,7 @@ from rocstar.view import query
 from rocstar.view.app import STATIC, application, serve
 from rocstar.view.index import Index, Searches
 from rocstar.view.sources import Library, RunSource
-from tests.view.recorded import (
-    add_evaluation,
-    add_step,
-    attempt,
-    create,
-    decode,
-    page,
-    problem,
-    settled,
-)
+from tests.view.recorded import add_evaluation, add_step, attempt, create, decode, page, problem, settled
 
 
 @pytest.fixture(scope="module")

@@ -136,8 +136,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     base = tmp_path_factory.mktemp("recorded") / "runs"
     create(base, "other")
     run = create(base)
-    for step in (1, 2):
-        add_step(run, step)
+    add_step(run, 1)
+    add_step(run, 2, attempts=8)
     add_evaluation(run, "before", 0, 1)
     add_evaluation(run, "after", 2, 2)
     add_tokenizer(run)
@@ -181,7 +181,7 @@ SHOW_EACH = """async (expected) => {
   for (const [n, text] of expected.entries()) {
     location.hash = `#/run/made/attempt?at=rollouts:${Math.floor(n / 20)}:${n % 20}`;
     const shown = () => document.querySelector(".turn.user .text")?.textContent.startsWith(`Q${n} `);
-    for (let frames = 0; !shown() && frames < 600; frames++) await frame();
+    for (let frames = 0; !shown() && frames < 6000; frames++) await frame();
     const foreign = document.querySelectorAll("main script, main iframe, main img, main base, main meta, main style");
     const state = [shown(), document.documentElement.scrollWidth, window.hacked ?? null, foreign.length];
     const told = document.querySelector("main").textContent.includes(text);
@@ -210,19 +210,15 @@ def test_hostile_transcripts_are_shown_as_text_and_nothing_of_them_runs(chromium
 
 
 VIEWS = {
-    "/": "table.runs",
-    "/run/made": ".chart canvas",
+    "/?sort=-after": "table.runs",
+    "/run/made?smooth=5&x=rl": ".chart canvas",
     "/run/made/attempts": ".row a.open",
     "/run/made/groups": ".row a.open",
     "/run/made/evaluations": "table a.open",
     "/run/made/time": ".of-steps rect",
     "/run/made/events": "tr.alarm",
-    "/run/made/settings": ".settings td",
     "/run/made/settings?from=all&q=resample": ".settings td",
-    "/run/made?smooth=5&x=rl": ".chart canvas",
-    "/?sort=-after": "table.runs",
-    "/glossary": ".glossary dd",
-    "/glossary?q=kept.quality": ".glossary dd",
+    "/glossary?q=kept": ".glossary dd",
     "/run/made/group?at=rollouts:2:2&w.method=uniform": ".tried .fate",
     "/run/made/attempt?at=rollouts:2:5": ".turn.policy .text",
     "/run/made/attempt?at=rollouts:2:5&with=rollouts:2:6&colour=entropy": ".two .token",
@@ -295,18 +291,14 @@ def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any,
         page.wait_for_function("() => location.hash.includes('q=needle')")
 
 
-def test_an_attempt_shows_the_messages_before_its_question(chromium: Any, shown: str) -> None:
+def test_an_attempt_shows_the_messages_before_its_question_and_no_answer_only_where_there_was_none(
+    chromium: Any, shown: str
+) -> None:
     with seen(chromium, shown) as one:
         page = one.open("/run/own/attempt?at=rollouts:1:0", ".turn.policy")
-        assert [turn.inner_text() for turn in page.query_selector_all(".turn.user")][:2] == [
-            "system\nAdd.",
-            "problem\nWhat is 2 + 2?",
-        ]
-
-
-def test_an_attempt_that_a_function_judged_is_not_said_to_have_no_answer(chromium: Any, shown: str) -> None:
-    with seen(chromium, shown) as one:
-        for row, answer in ((1, "not extracted"), (2, "none")):
+        told = [turn.inner_text() for turn in page.query_selector_all(".turn.user")]
+        assert told[:2] == ["system\nAdd.", "problem\nWhat is 2 + 2?"]
+        for row, answer in ((1, "not extracted"), (2, "none")):  # a function judged the first
             page = one.open(f"/run/own/attempt?at=rollouts:1:{row}", f".facts .answer:text-is('{answer}')")
             assert "form 0.5 · short 1" in page.inner_text(".facts")
 
@@ -319,7 +311,7 @@ def test_a_run_that_is_being_written_goes_on_without_being_opened_again(chromium
         page.wait_for_function("() => document.querySelector('.count').textContent.startsWith('48 ')")
         add_step(run, 2)
         page.wait_for_function("() => document.querySelector('.count').textContent.startsWith('96 ')")
-        assert page.inner_text(".row a.open").startswith("2")
+        page.wait_for_function("() => document.querySelector('.row a.open').textContent.startsWith('2')")
         page = one.open("/", "table.runs tbody tr")
         add_step(run, 3)
         page.wait_for_function("() => document.querySelector('[data-label=steps]').textContent.includes('3 / 3')")

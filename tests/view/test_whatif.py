@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -18,51 +19,57 @@ from rocstar.record.rollouts import write_attempts
 from rocstar.types import Resampled
 from tests.view.recorded import SEED, add_step, chosen, create, decode, page, problem, records, settled
 
-METHODS = [("roc", 0.0), ("roc_release", 0.0), ("uniform", 0.0), ("all", 0.0), ("roc", 0.7)]
+METHODS = [("roc", 0.7, "roc_release"), ("roc_release", 0.0, "uniform"), ("uniform", 0.0, "all"), ("all", 0.0, "roc")]
+"""(method of the run, its weight of repetition, another method)."""
+Run = tuple[TestClient, dict[int, list[Resampled]], ResampleSection]
+"""The page over it, its groups by step, and other settings."""
 
 
-def fates(groups: list[Resampled]) -> list[list[tuple[bool, str]]]:
-    return [[(choice.kept, str(choice.reason)) for choice in one.choices] for one in groups]
+def fates(one: Resampled) -> list[tuple[bool, str]]:
+    return [(choice.kept, str(choice.reason)) for choice in one.choices]
 
 
-@pytest.mark.parametrize(("method", "repetition"), METHODS)
-def test_recorded_settings_give_the_choice_of_training_on_every_group(
-    tmp_path: Path, method: str, repetition: float
-) -> None:
-    run = create(tmp_path / "runs", method=method, keep=8, repetition=repetition)
-    steps = {step: add_step(run, step, problems=1) for step in (1, 2)}
+@pytest.fixture(scope="module", params=METHODS, ids=lambda param: param[0])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    (method, repetition, other), place = request.param, tmp_path_factory.mktemp("run")
+    made = create(place / "runs", method=method, keep=8, repetition=repetition)
+    steps = {step: add_step(made, step, problems=1) for step in (1, 2)}
+    tried: dict[str, Any] = {
+        "keep": 5,
+        "min_positive": 1,
+        "min_negative": 1,
+        "drop_truncated": True,
+        "repetition_weight": repetition,
+    }
+    with page(made.path.parent, place / "cache") as opened:
+        settled(opened, "/api/run/made/attempts")
+        yield opened, steps, ResampleSection(method=other, **tried)
+
+
+def test_recorded_settings_give_the_choice_of_training(run: Run) -> None:
+    client, steps, _ = run
     assert any(choice.kept for groups in steps.values() for one in groups for choice in one.choices)
-    with page(run.path.parent, tmp_path / "cache") as client:
-        settled(client, "/api/run/made/attempts")
-        for step, groups in steps.items():
-            for number, one in enumerate(groups, 1):
-                asked = {"part": "rollouts", "step": step, "grp": number}
-                found = client.get("/api/run/made/what-if", params=asked).json()
-                recorded = fates([one])[0]
-                assert [(s["kept"], s["reason"]) for s in found["recomputed"]] == recorded
-                assert [(s["kept"], s["reason"]) for s in found["siblings"]] == recorded
-                totals = [choice.penalty.total for choice in one.choices if choice.weight]
-                assert [s["penalty"]["total"] for s in found["siblings"] if s["weight"]] == totals
+    for step, (one,) in steps.items():
+        found = client.get("/api/run/made/what-if", params={"part": "rollouts", "step": step, "grp": 1}).json()
+        for rows in (found["recomputed"], found["siblings"]):
+            assert [(s["kept"], s["reason"]) for s in rows] == fates(one)
+        totals = [choice.penalty.total for choice in one.choices if choice.weight]
+        assert [s["penalty"]["total"] for s in found["siblings"] if s["weight"]] == totals
 
 
-@pytest.mark.parametrize("method", ["roc", "roc_release", "uniform", "all"])
-def test_other_settings_give_what_the_resampler_makes_of_the_attempts_themselves(tmp_path: Path, method: str) -> None:
-    run = create(tmp_path / "runs")
-    groups = add_step(run, 1, problems=2)
-    other = ResampleSection(method=method, keep=5, min_positive=1, min_negative=1, drop_truncated=True)  # type: ignore[arg-type]
-    asked = {"method": method, "keep": "5", "min_positive": "1", "min_negative": "1", "drop_truncated": "true"}
-    with page(run.path.parent, tmp_path / "cache") as client:
-        settled(client, "/api/run/made/attempts")
-        for number, one in enumerate(groups, 1):
-            place = {"part": "rollouts", "step": 1, "grp": number}
-            found = client.get("/api/run/made/what-if", params={**place, **asked}).json()["siblings"]
-            seed = seed_of_choice(SEED, 1, one.group.problem.id)
-            expected = resampler_of(other)(one.group, random.Random(seed))
-            assert [(s["kept"], s["reason"]) for s in found] == fates([expected])[0]
-            if method == "roc_release":
-                assert {s["chance"] for s in found} <= {0.0, 1.0}
-            if method == "roc":
-                assert sum(s["chance"] for s in found) == pytest.approx(sum(s["kept"] for s in found))
+def test_other_settings_give_what_the_resampler_makes_of_the_attempts_themselves(run: Run) -> None:
+    client, steps, other = run
+    names = ("method", "keep", "min_positive", "min_negative", "drop_truncated")
+    asked = {name: str(getattr(other, name)).lower() for name in names}
+    for step, (one,) in steps.items():
+        place: dict[str, Any] = {"part": "rollouts", "step": step, "grp": 1}
+        found = client.get("/api/run/made/what-if", params={**place, **asked}).json()["siblings"]
+        seed = seed_of_choice(SEED, step, one.group.problem.id)
+        assert [(s["kept"], s["reason"]) for s in found] == fates(resampler_of(other)(one.group, random.Random(seed)))
+        if other.method == "roc_release":
+            assert {s["chance"] for s in found} <= {0.0, 1.0}
+        if other.method == "roc":
+            assert sum(s["chance"] for s in found) == pytest.approx(sum(s["kept"] for s in found))
 
 
 def test_a_weight_of_nothing_makes_all_successes_alike(tmp_path: Path) -> None:
@@ -117,23 +124,21 @@ def test_settings_that_training_would_refuse_are_refused(client: TestClient, ask
     assert word in found.json()["error"]
 
 
-@pytest.mark.parametrize(
-    ("advantage", "word"),
-    [("rloo", ""), ("mine:own", "mine:own, which this page does not")],
-)
-def test_advantages_are_shown_that_follow_from_rewards_alone(tmp_path: Path, advantage: str, word: str) -> None:
+def test_advantages_are_shown_that_follow_from_rewards_alone(tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
-    (one, *_) = add_step(run, 1, problems=1)
+    (one,) = add_step(run, 1, problems=1)
     settings = json.loads(run.resolved.read_text())
-    for stage in settings["stage"]:
-        stage["learning"]["advantage"] = advantage
-    run.resolved.write_text(json.dumps(settings))
-    with page(run.path.parent, tmp_path / "cache") as client:
-        settled(client, "/api/run/made/attempts")
-        found = client.get("/api/run/made/what-if", params={"part": "rollouts", "step": 1, "grp": 1})
-    assert found.status_code == (400 if word else 200) and word in found.json().get("error", "")
-    if not word:
-        own = kept_advantages(one, lambda rewards: rloo(rewards, LearningSection()))
-        assert own and [row["advantage"] for row in found.json()["siblings"]] == pytest.approx(
-            [own.get(place) for place in range(len(one.choices))]
-        )
+
+    def asked(advantage: str) -> Any:
+        settings["stage"][0]["learning"]["advantage"] = advantage
+        run.resolved.write_text(json.dumps(settings))
+        with page(run.path.parent, tmp_path / "cache") as client:
+            settled(client, "/api/run/made/attempts")
+            return client.get("/api/run/made/what-if", params={"part": "rollouts", "step": 1, "grp": 1})
+
+    own = kept_advantages(one, lambda rewards: rloo(rewards, LearningSection()))
+    assert own and [row["advantage"] for row in asked("rloo").json()["siblings"]] == pytest.approx(
+        [own.get(place) for place in range(len(one.choices))]
+    )
+    refused = asked("mine:own")
+    assert refused.status_code == 400 and "mine:own, which this page does not" in refused.json()["error"]

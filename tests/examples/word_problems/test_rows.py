@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import random
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from rocstar.errors import DataError
 from tests.published import WORD_PROBLEMS, needs_word_problems
 from word_problems import rows as wp
 from word_problems.expressions import exact, parse_prefix
-from word_problems.variations import Variation, training_demonstrations, training_problems, training_rows
+from word_problems.variations import Variation, training_rows
+from word_problems.wording import things, with_decoy, with_story_shuffled, with_things_renamed
 
 ROW = wp.WordProblem(
     template="tom has number0 boxes of number1 pens . he saw number2 cats . how many pens has he ?",
@@ -40,9 +42,6 @@ def test_a_row_in_digits_and_masked() -> None:
     assert digits.metadata == {"template": ROW.template, "operators": 1, "unused_numbers": 1}
     assert (wp.given(digits), wp.given(masked)) == ("", "n0=8;n1=4;n2=3\n")
     assert masked.id != wp.to_problem(replace(ROW, numbers=(9, 4, 3), answer=36), "masked").id
-
-
-def test_programs_inline_and_bound() -> None:
     assert wp.inline_program(ROW, "digits") == "print(8*4)"
     assert wp.inline_program(ROW, "masked") == wp.bound_program(ROW, "masked") == "print(n0*n1)"
     assert wp.bound_program(ROW, "digits") == "n0=8;n1=4;n2=3\nprint(n0*n1)"
@@ -60,22 +59,19 @@ def test_an_answer_rounded_in_the_file_is_given_in_full() -> None:
     assert wp.to_problem(row).answer == repr(8 / 3)
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_a_demonstration_shows_what_its_program_prints(answers: bool) -> None:
-    demo = wp.demonstrate(ROW, wp.inline_program(ROW, "digits"), "digits", answers=answers)
-    assert '"code": "print(8*4)"' in demo.turns[0].text
-    if answers:
-        assert demo.turns[0].results[0].stdout == printed("print(8*4)") == "32\n"
-        assert demo.turns[1].text == "<answer>\\boxed{32}</answer>"
-    else:
-        assert [turn.results for turn in demo.turns] == [()]
+def test_a_demonstration_shows_what_its_program_prints_and_copies_it_where_it_goes_on() -> None:
+    code = wp.inline_program(ROW, "digits")
+    whole, call = (wp.demonstrate(ROW, code, "digits", answers=answers) for answers in (True, False))
+    assert '"code": "print(8*4)"' in whole.turns[0].text == call.turns[0].text
+    assert whole.turns[0].results[0].stdout == printed(code) == "32\n"
+    assert whole.turns[1].text == "<answer>\\boxed{32}</answer>"
+    assert [turn.results for turn in call.turns] == [()]
 
 
 def test_held_out_questions_take_their_repeats_with_them() -> None:
     rows = [replace(ROW, template=f"question {n % 6} number0 number1 number2 ?", source=str(n)) for n in range(12)]
     train, dev = wp.held_out(rows, 2, seed=0)
-    assert len(dev) == 2
-    assert len(train) == 8
+    assert (len(train), len(dev)) == (8, 2)
     assert not {row.template for row in train} & {row.template for row in dev}
     assert wp.held_out(rows, 2, seed=0) == (train, dev)
     with pytest.raises(ValueError, match=r"data\.options\.holdout 6 leaves nothing"):
@@ -85,16 +81,15 @@ def test_held_out_questions_take_their_repeats_with_them() -> None:
 # Files
 
 HEADER = "Question,Numbers,Equation,Answer\n"
-GOOD = "Tom has number0 pens ,8.0,+ number0 1.0,9.0\n".replace(" ,", ",")
+GOOD = "Tom has number0 pens,8.0,+ number0 1.0,9.0\n"
 
 
 def test_plain_and_packed_files_read_alike(tmp_path: Path) -> None:
-    (tmp_path / "few.csv").write_text(HEADER + GOOD, encoding="utf-8")
+    (tmp_path / "few.csv").write_text(HEADER + GOOD)
     (tmp_path / "few.csv.gz").write_bytes(gzip.compress((HEADER + GOOD).encode()))
-    row = wp.WordProblem(
-        template="tom has number0 pens", numbers=(8,), tree=parse_prefix("+ number0 1.0"), answer=9, source="few"
-    )
-    assert wp.read_word_problems(tmp_path / "few.csv") == wp.read_word_problems(tmp_path / "few.csv.gz") == [row]
+    row = replace(ROW, template="tom has number0 pens", numbers=(8,), tree=parse_prefix("+ number0 1.0"), answer=9)
+    for name in ("few.csv", "few.csv.gz"):
+        assert wp.read_word_problems(tmp_path / name) == [replace(row, source="few")]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +98,6 @@ def test_plain_and_packed_files_read_alike(tmp_path: Path) -> None:
         ("Question,Numbers,Answer\n", "line 1, field Equation is missing"),
         (HEADER + GOOD + "Tom has number0 pens,eight,number0,8\n", "line 3, field Numbers .*'eight' is not a decimal"),
         (HEADER + "Tom has number1 pens,8,number0,8\n", "line 2, field Question must mask all 1 entries"),
-        (HEADER + "Tom has pens,,3.0,3\n", ""),
         (HEADER + "Tom has number0 pens,8,+ number0,8\n", "line 2, field Equation .*operand is missing"),
         (HEADER + "Tom has number0 pens,8,number3,8\n", "line 2, field Equation uses number3, but Numbers lists 1"),
         (HEADER + "Tom has number0 pens,8,number0,many\n", "line 2, field Answer .*'many'"),
@@ -112,10 +106,7 @@ def test_plain_and_packed_files_read_alike(tmp_path: Path) -> None:
 )
 def test_a_bad_row_names_file_line_and_field(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "bad.csv"
-    path.write_text(text, encoding="utf-8")
-    if not complaint:
-        assert len(wp.read_word_problems(path)) == 1
-        return
+    path.write_text(text)
     with pytest.raises(DataError, match=rf"bad\.csv, {complaint}"):
         wp.read_word_problems(path)
 
@@ -134,31 +125,21 @@ def test_an_unreadable_file_is_one_plain_sentence(tmp_path: Path, content: bytes
 # The real files
 
 
-@pytest.fixture(scope="module")
-def train() -> list[wp.WordProblem]:
-    return wp.read_word_problems(WORD_PROBLEMS / "mawps_asdiv_a_train.csv.gz")
-
-
 @needs_word_problems
-def test_every_program_on_redrawn_numbers_prints_the_value_of_its_tree(train: list[wp.WordProblem]) -> None:
-    assert (len(train), len(wp.consistent(train))) == (3138, 3130)
-    rows = wp.consistent(train)[::5]
+def test_every_program_on_redrawn_and_reworded_numbers_prints_the_value_of_its_tree() -> None:
+    train = wp.read_word_problems(WORD_PROBLEMS / "mawps_asdiv_a_train.csv.gz")
+    rows = wp.consistent(train)
+    assert (len(train), len(rows)) == (3138, 3130)
+    words, rng = things(rows[:200]), random.Random(0)
+    for row in rows[:200]:
+        new = with_story_shuffled(with_things_renamed(with_decoy(row, words, rng), words, 0.5, rng), rng)
+        assert new.is_consistent and new.value == row.value
     variation = Variation(original_share=0.1, distractor_share=0.2, swap_share=0.5)
-    for row in training_rows(rows, len(rows), variation, seed=0):
+    some = rows[::16]
+    for row in training_rows(some, len(some), variation, seed=0):
         output = wp.demonstrate(row, "", "digits").turns[0].results[0].stdout
-        assert row.value is not None
-        assert float(output) == pytest.approx(float(row.value), rel=1e-9)
+        assert row.value is not None and float(output) == pytest.approx(float(row.value), rel=1e-9)
         masked = wp.to_problem(row, "masked")
         assert printed(wp.inline_program(row, "digits")) == output
         assert printed(wp.bound_program(row, "digits")) == output
         assert printed(wp.given(masked) + wp.inline_program(row, "masked")) == output
-
-
-@needs_word_problems
-def test_demonstrations_and_problems_come_in_the_number_asked_for(train: list[wp.WordProblem]) -> None:
-    rows = wp.consistent(train)[:100]
-    demos = training_demonstrations(rows, 400, numbers="masked", variation=Variation(), seed=0)
-    assert len(demos) == 400
-    assert sum(len(demo.turns) == 2 for demo in demos) / 400 == pytest.approx(0.25, abs=0.08)
-    problems = training_problems(rows, 300, numbers="digits", variation=Variation(), seed=0)
-    assert len({problem.id for problem in problems}) > 250

@@ -23,7 +23,7 @@ from tests.scripted import ScriptedTool
 from word_problems.environment import GivenEnvironment
 from word_problems.expressions import parse_prefix
 from word_problems.programs import unordered_program
-from word_problems.rows import WordProblem, read_word_problems
+from word_problems.rows import WordProblem
 from word_problems.task import WordProblemTask
 from word_problems.wording import things, with_decoy, with_story_shuffled, with_things_renamed
 
@@ -51,17 +51,9 @@ def files(tmp_path: Path) -> dict[str, Any]:
 def made(
     heldout: int = 10, train_files: Sequence[str] = (), test_files: Sequence[str] = (), **options: Any
 ) -> WordProblemTask:
-    data = DataSection(
-        source="word_problems:WordProblemTask",
-        train_files=list(train_files),
-        test_files=list(test_files),
-        options=options,
-    )
+    told: dict[str, Any] = {"train_files": list(train_files), "test_files": list(test_files), "options": options}
+    data = DataSection(source="word_problems:WordProblemTask", **told)
     return WordProblemTask(data, tool_name="python", seed=1, heldout=heldout)
-
-
-def shown(task: WordProblemTask, count: int) -> list[Demonstration]:
-    return task.demonstrations(count)
 
 
 def printed(demo: Demonstration) -> str:
@@ -78,7 +70,7 @@ def test_every_demonstrated_program_prints_what_is_shown(files: dict[str, Any], 
     shares = {"rename_share": 0.5, "decoy_share": 0.5, "swap_share": 0.5}
     variations: dict[str, Any] = {"wordings": 3, "ask_twice": True, **shares}
     task = made(**files, numbers=numbers, program=program, answer_share=1, **variations)
-    for demo in shown(task, 60):
+    for demo in task.demonstrations(60):
         assert printed(demo) == demo.turns[0].results[0].stdout
         assert float(printed(demo)) == pytest.approx(float(demo.problem.answer))
 
@@ -102,7 +94,7 @@ def test_asked_twice_holds_for_held_out_problems_too_and_does_not_hide_a_duplica
 def test_without_test_files_the_development_questions_are_held_out_and_not_trained_on(files: dict[str, Any]) -> None:
     task = made(train_files=files["train_files"], holdout=1)
     (development,) = task.heldout()
-    trained = {demo.problem.metadata["template"] for demo in shown(task, 30)}
+    trained = {demo.problem.metadata["template"] for demo in task.demonstrations(30)}
     assert len(trained) == 3
     assert development.metadata["template"] not in trained
 
@@ -115,8 +107,10 @@ def test_training_problems_are_drawn_anew_and_never_one_of_the_held_out(files: d
     assert [p.id for p in problems] == [p.id for p in made(**files, redraws=50, pool=200).problems()]
 
 
-def test_rows_of_two_operators_are_shown_as_often_as_asked(files: dict[str, Any]) -> None:
-    demos = shown(made(**files, oversample=3, redraws=0), 6)
+def test_rows_of_two_operators_and_answers_are_shown_as_often_as_asked(files: dict[str, Any]) -> None:
+    task = made(**files, oversample=3, redraws=0)
+    demos = task.demonstrations(6)
+    assert sum(len(demo.turns) == 2 for demo in task.demonstrations(400)) / 400 == pytest.approx(0.25, abs=0.08)
     assert sorted(demo.problem.metadata["operators"] for demo in demos) == [0, 1, 1, 2, 2, 2]
 
 
@@ -174,11 +168,8 @@ def test_a_decoy_counts_something_else_and_leaves_the_value() -> None:
         "tom has number0 pens . tom has number1 kites . he gave number2 away . how many pens has he ?",
         "tom has number0 kites . tom has number1 pens . he gave number2 away . how many pens has he ?",
     }
-
-
-def test_no_decoy_where_the_question_does_not_name_the_thing() -> None:
-    row = row_of("tom has number0 pens . he gave number1 away . how many has he ?")
-    assert with_decoy(row, ["kites", "pens"], random.Random(0)) is row
+    unnamed = row_of("tom has number0 pens . he gave number1 away . how many has he ?")  # by its question
+    assert with_decoy(unnamed, ["kites", "pens"], random.Random(0)) is unnamed
 
 
 def test_a_shuffled_story_keeps_its_question_last_and_its_value() -> None:
@@ -222,26 +213,12 @@ def test_no_question_of_svamp_is_trained_on() -> None:
         train_files=[str(WORD_PROBLEMS / "mawps_asdiv_a_train.csv.gz")],
         test_files=[str(WORD_PROBLEMS / "svamp_test.csv.gz")],
     )
-    problems = task.heldout()
-    assert len(problems) == 1000
-    assert not any(problem.metadata["duplicate"] for problem in problems)
+    assert [problem.metadata["duplicate"] for problem in task.heldout()] == [False] * 1000
 
 
 @needs_word_problems
-@pytest.mark.parametrize(("fold", "duplicates"), [(0, 127), (1, 110)])
-def test_published_mawps_folds_repeat_questions_and_these_are_marked(fold: int, duplicates: int) -> None:
-    files = [str(WORD_PROBLEMS / f"cv_mawps_fold{fold}_{part}.csv.gz") for part in ("train", "dev")]
+def test_a_published_mawps_fold_repeats_questions_and_these_are_marked() -> None:
+    files = [str(WORD_PROBLEMS / f"cv_mawps_fold0_{part}.csv.gz") for part in ("train", "dev")]
     problems = made(heldout=1000, train_files=files[:1], test_files=files[1:]).heldout()
     assert sum(problem.metadata["rows"] for problem in problems) == 384
-    assert sum(problem.metadata["rows"] for problem in problems if problem.metadata["duplicate"]) == duplicates
-
-
-@needs_word_problems
-def test_reworded_rows_of_the_real_training_file_stay_consistent() -> None:
-    rng = random.Random(0)
-    rows = [row for row in read_word_problems(WORD_PROBLEMS / "mawps_asdiv_a_train.csv.gz") if row.is_consistent][:200]
-    words = things(rows)
-    for row in rows:
-        new = with_story_shuffled(with_things_renamed(with_decoy(row, words, rng), words, 0.5, rng), rng)
-        assert new.is_consistent
-        assert new.value == row.value
+    assert sum(problem.metadata["rows"] for problem in problems if problem.metadata["duplicate"]) == 127

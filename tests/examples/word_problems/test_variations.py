@@ -10,12 +10,7 @@ import pytest
 from tests.examples.word_problems.test_rows import ROW
 from word_problems import rows as wp
 from word_problems.expressions import exact, parse_prefix
-from word_problems.variations import (
-    Variation,
-    training_rows,
-    with_distractor,
-    with_redrawn_numbers,
-)
+from word_problems.variations import Variation, training_rows, with_distractor, with_redrawn_numbers
 
 DONOR = wp.WordProblem(
     template="ann sold number0 of her number1 cakes . how many are left ?",
@@ -53,17 +48,11 @@ def test_a_distractor_stands_before_the_question_and_changes_no_answer() -> None
         "tom has number0 boxes of number1 pens . he saw number2 cats . "
         "ann sold number3 of her number4 cakes . how many pens has he ?"
     )
-    assert row.numbers == (8, 4, 3, 5, 9)
-    assert row.value == ROW.value
-    assert row.unused_numbers == 3
-
-
-def test_slots_are_numbered_by_appearance_after_a_distractor() -> None:
+    assert (row.numbers, row.value, row.unused_numbers) == ((8, 4, 3, 5, 9), ROW.value, 3)
     asked_late = replace(ROW, template="tom has number0 boxes . how many pens at number1 a box and number2 ?")
-    row = with_distractor(asked_late, DONOR, random.Random(0))
+    row = with_distractor(asked_late, DONOR, random.Random(0))  # slots are numbered by appearance
     assert row.template.endswith("ann sold number1 of her number2 cakes . how many pens at number3 a box and number4 ?")
-    assert row.numbers == (8, 5, 9, 4, 3)
-    assert row.is_consistent
+    assert row.numbers == (8, 5, 9, 4, 3) and row.is_consistent
 
 
 @pytest.mark.parametrize("donor", [replace(DONOR, numbers=(8, 9)), replace(DONOR, template="number0 and number1 ?")])
@@ -80,8 +69,6 @@ def test_passes_over_the_rows_are_shuffled_repeatable_and_cycle_their_drawings()
     assert all(sorted(int(row.source) for row in one) == list(range(20)) for one in passes)
     assert [row.source for row in passes[0]] != [row.source for row in passes[1]]
 
-    def by_source(one: list[wp.WordProblem]) -> list[wp.WordProblem]:
-        return sorted(one, key=lambda row: row.source)
-
-    assert by_source(passes[0]) == by_source(passes[2]) != by_source(passes[1])
+    first, second, third, _ = (sorted(one, key=lambda row: row.source) for one in passes)
+    assert first == third != second
     assert all(row.numbers == (8, 4, 3) for row in training_rows(rows, 20, Variation(redraws=0), seed=3))
