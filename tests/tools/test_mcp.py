@@ -268,7 +268,7 @@ async def test_a_server_that_never_answers_or_does_not_start_is_an_outage(
         await counted(own)
     await own[0].close()
     monkeypatch.setattr(mcp, "START_SECONDS", 2.0)  # the line must have come
-    with pytest.raises(Unavailable, match="it did not list its tools .*; it wrote a line that is not"):
+    with pytest.raises(Unavailable, match=r"it did not list its tools .*; it wrote a line that is not"):
         tools_of(scripted(tmp_path), "banner")
     monkeypatch.undo()
     (tmp_path / "gone").touch()
