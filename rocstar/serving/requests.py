@@ -14,6 +14,8 @@ from rocstar.support.listen import object_in
 from rocstar.types import Sampling, utf8
 
 LEAST_TEMPERATURE = 1e-4
+NOT_OBEYED = ("extra_forbidden", "literal_error")
+"""What pydantic calls a field that is not there, or a value that is not the one without effect."""
 
 
 def _conversation(listed: Any) -> Chat:
@@ -92,7 +94,7 @@ def read_request(body: bytes, seed: int) -> ChatRequest:
 def _complaint(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     field = str(first["loc"][0])
-    if first["type"] != "extra_forbidden" and not field.startswith("tool"):
+    if first["type"] not in NOT_OBEYED and not field.startswith("tool"):
         return f"{field}: {first['msg']}"
     why = ", because this server runs the agent's own tools itself (rocstar eval: --tools none)"
     return f"{field} is not obeyed here; leave it out{why if field.startswith('tool') else ''}"

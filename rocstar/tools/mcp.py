@@ -227,7 +227,8 @@ class _Connection:
                 self.begun.set()
                 await asyncio.Event().wait()
         except Exception as error:  # as above; an error at its end concerns no call
-            late = TimeoutError(f"it did not list its tools within {START_SECONDS:g} s")
+            why = f"; {NO_ANSWER}" if self._garbled else ""
+            late = TimeoutError(f"it did not list its tools within {START_SECONDS:g} s{why}")
             self.failed = self._outage(late if limit.expired() else error)
         finally:
             self.retired = True
@@ -247,7 +248,7 @@ class _Connection:
 
             async def read() -> None:
                 async with to_client:
-                    async for line in stdout:
+                    while line := await self._line(stdout):
                         with suppress(ValueError):
                             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                             if not hasattr(message, "id"):
@@ -277,6 +278,13 @@ class _Connection:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(process.wait(), END_SECONDS)
                     pumps.cancel_scope.cancel()
+
+    async def _line(self, stdout: asyncio.StreamReader) -> bytes:
+        try:
+            return await stdout.readline()
+        except ValueError:  # too long
+            self._errors += f"\na line above {MAX_LINE >> 20} MiB".encode()
+            return b""
 
     def _outage(self, error: BaseException) -> Unavailable:
         while isinstance(error, BaseExceptionGroup):  # of the client's tasks

@@ -76,6 +76,9 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     if code == "garble":
         print('{"jsonrpc": "2.0", "id": 4, "res', flush=True)
         return None
+    if code == "long":
+        print("x" * 4096, flush=True)
+        return None
     if code == "other id":
         print(json.dumps({"jsonrpc": "2.0", "id": 999, "result": text("42")}), flush=True)
         return None

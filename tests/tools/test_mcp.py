@@ -173,12 +173,16 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_ca
     [
         ("garble", "wrote a line that is not a JSON-RPC message, or that answers no request"),
         ("other id", "wrote a line that is not a JSON-RPC message, or that answers no request"),
+        ("long", "it last wrote: a line above 0 MiB"),
         ("half", "validation error for CallToolResult"),
         ("error-32603", "it says no"),
         ("error0", "it says no"),
     ],
 )
-async def test_an_answer_that_is_none_is_an_outage(tmp_path: Path, code: str, said: str) -> None:
+async def test_an_answer_that_is_none_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    monkeypatch.setattr(mcp, "MAX_LINE", 4000)
     own = tools_of(scripted(tmp_path), "banner", seconds=0.3).own()
     assert await counted(own) == "1", "a line that is no message hurts nobody who is answered"
     with pytest.raises(Unavailable, match=said):
@@ -263,8 +267,9 @@ async def test_a_server_that_never_answers_or_does_not_start_is_an_outage(
     with pytest.raises(Unavailable, match=r"it did not list its tools within 0\.3 s"):
         await counted(own)
     await own[0].close()
-    with pytest.raises(Unavailable, match="it did not list its tools"):
-        tools_of(scripted(tmp_path), "another")
+    monkeypatch.setattr(mcp, "START_SECONDS", 2.0)  # the line must have come
+    with pytest.raises(Unavailable, match=r"it did not list its tools .*; it wrote a line that is not"):
+        tools_of(scripted(tmp_path), "banner")
     monkeypatch.undo()
     (tmp_path / "gone").touch()
     with pytest.raises(Unavailable, match="it last wrote: no key was given"):

@@ -32,6 +32,7 @@ _KEPT_SO_FAR = "kept.jsonl"
 SCHEMA = 1
 KEPT = "kept"
 READ = "read"
+NOTE_ROWS = 10_000  # half a minute to two, by machine
 
 Write = Callable[[bytes], Any]
 Note = Callable[[str], None]
@@ -168,7 +169,9 @@ def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note:
     with seen, (work / _KEPT_SO_FAR).open("wb") as kept:
         judges = Judges(config=config, check=check, seen=seen, benchmarks=benchmarks)
         for source in config.source:
-            for problem in read_problems(sheet, source, "source", drop):
+            for number, problem in enumerate(read_problems(sheet, source, "source", drop), start=1):
+                if number % NOTE_ROWS == 0:
+                    note(f"{source.name}: {number} rows so far")
                 judged, reason = judges.judge(problem, _name(problem))
                 if reason is None:
                     kept.write(_pool_row(judged, config.keep))
