@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,16 @@ def program(folder: Path, text: str, **changes: Any) -> GatewayAgent:
     return named(f"{sys.executable} {file}", **changes)
 
 
+async def nothing(number: int) -> None: ...
+
+
 class Told(ScriptedEngine):
     """Gives its replies in the order of all requests, whichever session asks."""
 
-    def __init__(self, replies: Sequence[str]) -> None:
-        self._left = list(replies)
+    def __init__(self, replies: Sequence[str], does: Callable[[int], Awaitable[Completion | None]] = nothing) -> None:
+        """does: what it does first, given the number of requests that it has answered; what this returns is its
+        answer, else the next reply is."""
+        self._left, self._does = list(replies), does
         super().__init__(CODEC, lambda session: self._next)
         self._next: list[str] = []
         self.given: list[tuple[tuple[int, ...], Completion]] = []
@@ -71,6 +76,8 @@ class Told(ScriptedEngine):
         self.closed: list[str] = []
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, **names: Any) -> Completion:
+        if instead := await self._does(len(self.given)):
+            return instead
         self._next = [self._left.pop(0)] if self._left else []
         await ScriptedEngine.close_session(self, names["session_id"])  # its place in the script
         made = await super().generate(token_ids, sampling, **names)

@@ -10,18 +10,19 @@ import pytest
 
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_rollouts, trajectory_of
-from tests.tiny_run import Command, begun, metrics, workplace
+from tests.tiny_run import Command, begun, metrics, run_once, workplace
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 WANDERER = '''
-import json
+import asyncio, json
 PARAMETERS = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 TOOL = {"type": "function", "function": {"name": "python", "description": "", "parameters": PARAMETERS}}
 
 async def solve(problem, client):
     """Asks once and again from the start, goes on from both, and begins anew at the end. Gives nothing, an answer that
     stands in no conversation, or a reward, by the problem."""
+    await asyncio.sleep(0.1)  # so that a kill comes amid a step
     question = {"role": "user", "content": problem.question}
     for messages in ([question], [question]):
         message = (await client.chat(messages, tools=[TOOL]))["choices"][0]["message"]
@@ -36,22 +37,25 @@ async def solve(problem, client):
 '''
 
 
-def settings(base: Path, *more: str) -> tuple[str, ...]:
+def begin(place: Path, base: Path, *more: str, agent: str = WANDERER) -> Command:
+    """place: its workplace."""
+    (place / "own.py").write_text(agent)
     limits = ("rollout.max_turns=12", "rollout.max_response_tokens=96")
-    return (*begun(base), "stage.stage3.steps=0", "stage.stage1.steps=3", *limits, *more)
+    steps = ("stage.stage3.steps=0", "stage.stage1.steps=3", "evaluate.problems=0")
+    return Command.start(place, "train", "tiny.toml", *begun(base), *steps, *limits, "rollout.agent=own:solve", *more)
 
 
-@pytest.fixture(scope="module")
-def wandered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = workplace(tmp_path_factory.mktemp("wandered") / "place")
-    (place / "wanderer.py").write_text(WANDERER)
-    given = settings(tmp_path_factory.getbasetemp(), "rollout.agent=wanderer:solve")
-    ended = Command.start(place, "train", "tiny.toml", *given).wait()
+def unkilled(base: Path, name: str, *more: str) -> Path:
+    """Such a run with these settings, to be read only; it has the name for all tests of a session."""
+    folder, ended = run_once(base, name, lambda place: begin(place, base, *more).wait())
     assert ended.code == 0, ended.told
-    return place
+    return folder
 
 
-def test_every_sampled_token_is_learnt_from_once_and_replayed_to_the_bit(wandered: Path) -> None:
+def test_every_sampled_token_is_learnt_from_once_and_replayed_to_the_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    wandered = unkilled(tmp_path_factory.getbasetemp(), "wandered", "rollout.refill=2")
     run = RunFolder(wandered / "runs" / "tiny")
     rows = [row for row in metrics(wandered) if "agent/conversations" in row]
     assert len(rows) == 3 and all(row["agent/conversations"] > 2 and row["agent/failed"] == 0.0 for row in rows)
@@ -78,9 +82,7 @@ def test_every_sampled_token_is_learnt_from_once_and_replayed_to_the_bit(wandere
 def test_where_every_agent_fails_the_run_halts_and_says_why(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = workplace(tmp_path / "place")
-    (place / "broken.py").write_text("def solve(problem, client):\n    raise RuntimeError('no such luck')\n")
-    given = settings(tmp_path_factory.getbasetemp(), "rollout.agent=broken:solve")
-    ended = Command.start(place, "train", "tiny.toml", *given).wait()
-    said = "rollout.agent failed in every attempt; the first says: RuntimeError: no such luck (broken.py, line 2)"
+    fails = "def solve(problem, client):\n    raise RuntimeError('no such luck')\n"
+    ended = begin(workplace(tmp_path / "place"), tmp_path_factory.getbasetemp(), agent=fails).wait()
+    said = "rollout.agent failed in every attempt; the first says: RuntimeError: no such luck (own.py, line 2)"
     assert ended.code != 0 and said in ended.told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
@@ -152,11 +151,10 @@ async def test_an_outage_makes_the_attempt_a_fault_whatever_the_agent_does_then(
 
 
 async def test_a_mistake_that_ends_the_run_is_answered_and_not_told_with_a_traceback() -> None:
-    class Full(Told):
-        async def generate(self, token_ids: Sequence[int], *given: Any, **names: Any) -> Completion:
-            raise OSError(28, "No space left on device")  # where finished calls are kept
+    async def fails(number: int) -> None:
+        raise OSError(28, "No space left on device")  # where finished calls are kept
 
-    one = attempt(Full([]))
+    one = attempt(Told([], fails))
     async with client(one) as http:  # which raises what an application does not answer
         failed = await http.post("/v1/chat/completions", json={"messages": [user("q")]})
     assert failed.status_code == 500 and "No space left" in failed.text
@@ -164,11 +162,10 @@ async def test_a_mistake_that_ends_the_run_is_answered_and_not_told_with_a_trace
 
 
 async def test_an_aborted_completion_is_a_fault_and_no_turn() -> None:
-    class Aborted(Told):
-        async def generate(self, token_ids: Sequence[int], *given: Any, **names: Any) -> Completion:
-            return Completion(token_ids=(), logprobs=(), finish=Finish.ABORTED)
+    async def aborts(number: int) -> Completion:
+        return Completion(token_ids=(), logprobs=(), finish=Finish.ABORTED)
 
-    one = attempt(Aborted([]))
+    one = attempt(Told([], aborts))
     with pytest.raises(EngineUnavailable):
         await one.complete(chat("q"))
     assert made_by(one).stop is Stop.ENVIRONMENT_FAILED

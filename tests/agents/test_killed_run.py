@@ -8,31 +8,18 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocstar.record.journal import read_journal
-from tests.agents.test_agent_run import WANDERER, settings
+from tests.agents.test_agent_run import begin, unkilled
 from tests.test_train import TWO_ENGINES, undisturbed
 from tests.tiny_run import GLANCE, Command, attempts, last_checkpoint, metrics, versions, workplace
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
-SLOW = WANDERER.replace("import json", "import asyncio, json").replace(
-    "question = {", "await asyncio.sleep(0.1)\n    question = {"
-)
-
-
-def begin(place: Path, base: Path, *more: str, engines: str = "") -> Command:
-    workplace(place)
-    (place / "wanderer.py").write_text(SLOW)
-    (place / "tiny.toml").write_text((place / "tiny.toml").read_text() + engines)
-    given = settings(base, "rollout.agent=wanderer:solve", "evaluate.problems=0", *more)
-    return Command.start(place, "train", "tiny.toml", *given)
 
 
 def calls(place: Path) -> list[dict[str, Any]]:
@@ -56,44 +43,32 @@ def taken(place: Path) -> list[dict[str, Any]]:
     return [event for event in read_journal(place / "runs/tiny/events.jsonl") if event["event"] == "calls_taken"]
 
 
-@pytest.fixture(scope="module")
-def unkilled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Settings -> the folder of the run that nobody killed, on one engine."""
-
-    @cache
-    def made(*more: str) -> Path:
-        place = tmp_path_factory.mktemp("unkilled") / "whole"
-        assert begin(place, tmp_path_factory.getbasetemp(), *more).wait().code == 0
-        return place
-
-    return made
-
-
 @pytest.mark.parametrize(
-    ("more", "own", "engines", "kills"),
+    ("name", "own", "more", "engines", "kills"),
     [
-        (("run.checkpoint_seconds=1000",), ("rollout.refill=2",), "", 2),
-        ((), ("cluster.learners=2",), TWO_ENGINES, 1),
+        ("wandered", ("rollout.refill=2",), ("run.checkpoint_seconds=1000",), "", (60, 20)),
+        ("ranks", ("cluster.learners=2", "stage.stage1.steps=2"), (), TWO_ENGINES, (40,)),
     ],
     ids=["several steps unsaved, with refill", "each step saved, two ranks and two engines"],
 )
 def test_every_finished_call_is_used_once_and_the_numbers_are_those_of_an_unkilled_run(
-    more: tuple[str, ...],
+    name: str,
     own: tuple[str, ...],
+    more: tuple[str, ...],
     engines: str,
-    kills: int,
+    kills: tuple[int, ...],
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
-    unkilled: Callable[..., Path],
 ) -> None:
-    """own: settings whose numbers are others than the plain run's."""
+    """own: settings that change a run's numbers; the unkilled run has them, too. kills: each within so many calls."""
     base, chance = tmp_path_factory.getbasetemp(), random.Random(str(tmp_path))
-    whole, place = unkilled(*own), tmp_path / "killed"
-    left = killed(place, begin(place, base, *own, *more, engines=engines), chance.randint(1, 60))
-    for _ in range(kills - 1):
+    whole, place = unkilled(base, name, *own), workplace(tmp_path / "killed")
+    (place / "tiny.toml").write_text((place / "tiny.toml").read_text() + engines)
+    left = killed(place, begin(place, base, *own, *more), chance.randint(1, kills[0]))
+    for most in kills[1:]:
         with max(place.glob("runs/tiny/calls/step=*")).open("ab") as file:
             file.write(b'{"asked": "torn')
-        left = killed(place, Command.start(place, "train", "--resume", "tiny"), chance.randint(1, 20))
+        left = killed(place, Command.start(place, "train", "--resume", "tiny"), chance.randint(1, most))
     named = Counter(row["asked"] for row in left)
     assert set(named.values()) == {1}, "a call that is taken is not made again"
     before = len(taken(place))
@@ -111,8 +86,8 @@ def test_a_run_that_rolls_ahead_takes_what_the_weights_of_its_past_have_written(
 ) -> None:
     """Time decides which weights write what there, so the tokens are not those of another run. Calls of a step to come
     that stand there were written before the checkpoint, by weights that the process that takes them never had."""
-    place, base = tmp_path / "place", tmp_path_factory.getbasetemp()
-    ahead = ("rollout.max_staleness_steps=1", "learning.importance_cap=2")
+    place, base = workplace(tmp_path / "place"), tmp_path_factory.getbasetemp()
+    ahead = ("rollout.max_staleness_steps=1", "learning.importance_cap=2", "evaluate.problems=2")
     left = killed(place, begin(place, base, *ahead), 50)
     at = int(json.loads((last_checkpoint(place) / "state.json").read_text())["policy_version"])
     usable = [row for row in left if all(version <= at for version, _ in row["spans"])]

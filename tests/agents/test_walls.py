@@ -24,6 +24,7 @@ from rocstar.sandbox.walls import linux
 from rocstar.types import Stop, Trajectory
 from tests.agents import examples
 from tests.agents.examples import SCRIPT, Told, named
+from tests.forks import forked
 from tests.rollout.examples import ANSWER, PROBLEM, roller
 from tests.sandbox.driver import eventually
 
@@ -192,15 +193,14 @@ def test_a_program_ends_with_the_run_that_is_killed(tmp_path: Path) -> None:
     name = f"kept-{os.getpid()}"
     given = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{name}'); time.sleep(600)"
     (tmp_path / "own_agent.py").write_text(given)
-    run = f"""
-import asyncio
-from tests.agents.test_walls import GIVEN, named, made
-asyncio.run(made(named({f"{sys.executable} {tmp_path / 'own_agent.py'}"!r}, **GIVEN)))
-"""
-    with subprocess.Popen([sys.executable, "-c", run]) as killed:
-        assert eventually(lambda: name in _names())
-        killed.kill()
+    killed = forked("tests.agents.test_walls:run", str(tmp_path), folder=tmp_path, files=[os.devnull] * 3)
+    assert eventually(lambda: name in _names())
+    killed.kill()
     assert eventually(lambda: name not in _names())
+
+
+def run(folder: str) -> None:
+    asyncio.run(made(named(f"{sys.executable} {folder}/own_agent.py", **GIVEN)))
 
 
 def _names() -> list[str]:

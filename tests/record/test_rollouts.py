@@ -181,12 +181,6 @@ def test_a_step_is_written_a_row_group_at_a_time(tmp_path: Path, monkeypatch: py
     assert [row["index"] for row in read_rollouts(folder, 1)] == [*range(8)]
 
 
-def test_a_step_without_attempts_is_a_file_without_rows(tmp_path: Path) -> None:
-    folder = run(tmp_path)
-    write_attempts(folder.rollout_file(1), 1, [], None)
-    assert read_rollouts(folder, 1) == []
-
-
 def test_a_step_is_read_a_batch_at_a_time_and_without_what_is_not_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +230,7 @@ TEXTS = {
 }
 
 
-def test_a_step_in_a_folder_whose_name_is_not_utf_8_is_written_and_read(tmp_path: Path) -> None:
+def test_a_step_without_attempts_in_a_folder_whose_name_is_not_utf_8_is_a_file_without_rows(tmp_path: Path) -> None:
     folder = run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
     write_attempts(folder.rollout_file(1), 1, [], None)
     assert read_rollouts(folder, 1) == [] and read_table(folder.rollout_file(1)).num_rows == 0

@@ -39,6 +39,13 @@ async def later(word: str) -> str:
     return word
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    __repr__ = __str__
+
+
 def called(tool: FunctionTool, **arguments: Any) -> ToolResult:
     return asyncio.run(tool.run(ToolCall(id="c", tool=tool.spec.name, arguments=arguments, raw="")))
 
@@ -101,7 +108,9 @@ def test_text_is_shown_as_it_is_and_anything_else_as_json_where_it_can_be(value:
         (TimeoutError("no such city"), "TimeoutError: no such city\n"),
         (SystemExit(3), "RuntimeError: SystemExit: 3\n"),
         (concurrent.futures.CancelledError("its pool"), "RuntimeError: CancelledError: its pool\n"),
+        (Mute(), "Mute (its text cannot be read)\n"),
     ],
+    ids=lambda value: type(value).__name__,
 )
 def test_what_the_function_raises_is_for_the_model_to_read_and_ends_the_call_only(
     error: BaseException, told: str
@@ -169,9 +178,10 @@ async def test_calls_that_never_return_do_not_pile_up(monkeypatch: pytest.Monkey
     with pytest.raises(Unavailable, match="2 calls of hang were given up and have not returned"):
         await tool.run(call)
     released.set()
-    while (again := await asyncio.gather(tool.run(call), return_exceptions=True)) and isinstance(again[0], Unavailable):
-        pass
-    assert isinstance(again[0], ToolResult) and again[0].stdout == "back"
+    again: Any = None
+    while isinstance(again, Unavailable) or again is None or again.status is Status.TIMEOUT:  # on a busy machine
+        (again,) = await asyncio.gather(tool.run(call), return_exceptions=True)
+    assert again.stdout == "back"
 
 
 def no_words(a: str) -> str:
@@ -213,13 +223,6 @@ def test_a_function_that_no_model_could_call_is_refused(function: Callable[..., 
         made(function)
 
 
-class Mute(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no words")
-
-    __repr__ = __str__
-
-
 def nested(depth: int) -> list[Any]:
     made: list[Any] = []
     for _ in range(depth):
@@ -244,14 +247,6 @@ def test_a_value_that_cannot_be_written_fails_its_call_only(value: object, told:
     for function in (give, give_later):
         result = called(made(function))
         assert result.status is Status.CODE_ERROR and result.stderr.startswith(told), result
-
-
-def test_an_error_without_words_is_told_by_its_type() -> None:
-    def look() -> str:
-        """Looks."""
-        raise Mute
-
-    assert called(made(look)).stderr == "Mute (its text cannot be read)\n"
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("its own")])

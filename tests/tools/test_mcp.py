@@ -24,7 +24,9 @@ from rocstar.support import exits
 from rocstar.tools.arguments import schema_arguments
 from rocstar.tools.choose import Tools, make_tools
 from rocstar.types import Status, ToolCall, ToolResult
+from tests.forks import once_it_speaks
 from tests.sandbox.driver import eventually, runs
+from tests.tiny_run import PYTHON
 
 pytest.importorskip("mcp")
 from rocstar.tools import mcp
@@ -139,13 +141,11 @@ asyncio.run(main(sys.argv[2]))
 
 def test_a_run_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
     (tmp_path / "uses.py").write_text(USES)
-    words = [sys.executable, str(tmp_path / "uses.py"), f"{scripted(tmp_path)} far_child", "hang"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as run:
-        assert run.stdout and run.stdout.readline() == b"asks\n"
-        assert eventually(lambda: len(starts(tmp_path)) == 2)
-        first, second = starts(tmp_path)
-        assert not runs(first) and eventually(lambda: (tmp_path / "child").exists()) and runs(second)
-        run.kill()
+    run, said = once_it_speaks(PYTHON, "uses.py", f"{scripted(tmp_path)} far_child", "hang", folder=tmp_path)
+    assert said == "asks\n" and eventually(lambda: len(starts(tmp_path)) == 2)
+    first, second = starts(tmp_path)
+    assert not runs(first) and eventually(lambda: (tmp_path / "child").exists()) and runs(second)
+    run.kill()
     assert nothing_runs(tmp_path)
 
 
@@ -310,6 +310,7 @@ ANSWERS: Sequence[tuple[Mapping[str, Any], str]] = [
     ({"content": [{"type": "text", "text": '{\n"k": 1}'}], "structuredContent": {"k": 1}}, '{\n"k": 1}'),
     ({"content": [{"type": "text", "text": "7"}], "structuredContent": {"result": "7"}}, "7"),
     ({"content": [{"type": "text", "text": "see"}], "structuredContent": {"k": 1}}, 'see\n{"k": 1}'),
+    ({"content": [{"type": "text", "text": "[" * 50_000}], "structuredContent": {"k": 1}}, "[" * 50_000 + '\n{"k": 1}'),
 ]
 
 
@@ -438,9 +439,3 @@ def answers(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def test_a_text_that_is_nested_too_deeply_to_be_read_is_told_beside_the_structured_answer() -> None:
-    parts = [mcp.mcp.types.TextContent(type="text", text="[" * 100_000)]
-    told = mcp._text(mcp.mcp.types.CallToolResult(content=parts, structured_content={"a": 1}))
-    assert told.endswith('[\n{"a": 1}')
