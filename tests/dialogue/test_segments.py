@@ -24,6 +24,7 @@ from tests.dialogue.folders import (
     LLAMA_MARKERS,
     PYTHON,
     TEXTS,
+    THINKING,
     byte_level,
     folder_of,
     published_qwen,
@@ -37,7 +38,7 @@ hostile = st.lists(st.sampled_from([*MARKERS, *FRAGMENTS, "n0", "\n", " "]) | st
     "".join
 )
 
-KINDS = ["compact", "paper, sentencepiece", "paper, unigram", "llama", "qwen"]
+KINDS = ["compact", "paper", "paper, sentencepiece", "paper, unigram", "llama", "qwen", "thinking"]
 
 
 @cache
@@ -52,6 +53,9 @@ def conversation_of(kind: str) -> tuple[Codec, Template]:
     if kind == "qwen":
         folder = published_qwen(Path(mkdtemp()))
         return Codec.load(folder), load_model_template(folder, [PYTHON])
+    if kind == "thinking":
+        template = load_model_template(folder_of(Path(mkdtemp()), THINKING), [PYTHON])
+        return byte_level("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"), template
     makers = {"paper": byte_level, "paper, sentencepiece": sentencepiece_like, "paper, unigram": unigram}
     return makers[kind]("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"), PAPER
 

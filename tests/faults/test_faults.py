@@ -87,8 +87,8 @@ async def told(fault: str, answer: TrainerAnswer) -> bool:
     return (await examined(trainer, fault)).as_promised
 
 
-@pytest.mark.parametrize("fault", ["engine-dies", "reward-nan", "run-killed"])
-async def test_a_fault_of_each_kind_can_fail_in_each_way(fault: str) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_each_fault_can_fail_in_each_way(fault: str) -> None:
     well = [1.0] * ATTEMPTS
 
     def struck(*rewards: float | None, words: str = "its own", shown: int = 0, halted: bool = False) -> TrainerAnswer:
@@ -178,7 +178,9 @@ async def test_what_a_trainer_says_without_a_fault_too_tells_nobody_of_one() -> 
     assert (found.words, found.as_promised) == ("the judge raised", True)
 
 
-@pytest.mark.parametrize("name", ["reward-raises", "agent-hides-outage"])
+@pytest.mark.parametrize(
+    "name", ["engine-gone", "reward-raises", "reward-nan", "agent-hides-outage", "agent-leaves-tool"]
+)
 async def test_the_kit_reports_rocstar_if_it_took_an_outage_for_a_reward(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,16 @@ async def test_when_one_call_fails_by_our_fault_its_neighbour_is_not_left_runnin
     assert tool.cancelled
 
 
+async def test_an_attempt_that_waits_for_its_tool_stalls_no_other() -> None:
+    tool = Waiting()
+    waiting = asyncio.create_task(attempt([RUN, ANSWER], tool))
+    await tool.asked.wait()
+    assert (await attempt([ANSWER], sum_tool())).stop is Stop.ANSWERED
+    assert not waiting.done()
+    tool.go.set()
+    assert (await waiting).stop is Stop.ANSWERED
+
+
 async def test_an_aborted_completion_is_an_outage_and_no_attempt() -> None:
     aborted = Completion(token_ids=(5,), logprobs=(-1.0,), finish=Finish.ABORTED)
     with pytest.raises(EngineUnavailable, match="aborted"):

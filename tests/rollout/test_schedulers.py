@@ -137,21 +137,21 @@ def test_ours_beats_the_authors_rule_and_hardly_recomputes_where_feeding_again_c
 
 @pytest.mark.parametrize("lengths", ["easy-or-hard", "alike"])
 def test_ours_is_no_slower_than_counting_requests_where_an_engine_holds_a_dozen(lengths: str) -> None:
-    """Feeding again is cheap beside steps with empty places. 1.4 to 1.5 times as long before over-committing paid. 12
-    steps differ by 3% by chance."""
+    """Feeding again is cheap beside steps with empty places. 1.4 to 1.5 times as long before over-committing paid. 48
+    steps differ by 1.4% by chance."""
     rules = replace(torch_engine(capacity_tokens=2048, most_running=64), patience_seconds=1.0)
     costs = {"step_seconds": 2.4e-3, "seconds_per_sequence": 40e-6, "seconds_per_prefill_token": 25e-6}
     fleet = {f"engine{number}": replace(rules, **costs) for number in range(2)}
     drawn = [
         synthetic_workload(lengths, problems=4, attempts=16, limit=8192, seed=seed, tool_seconds=0.1)
-        for seed in range(12)
+        for seed in range(48)
     ]
     work = [shrunk(attempts, 16) for attempts in drawn]
     ours, theirs = (
         sum(report.makespan for report in simulate_steps(work, fleet, scheduler(policy, work)))
         for policy in ("rocstar", "least-requests")
     )
-    assert ours < 1.1 * theirs
+    assert ours < 1.03 * theirs
 
 
 def test_a_slow_engine_gets_less_once_it_is_known() -> None:
@@ -469,10 +469,10 @@ def test_nobody_waits_for_ever_however_often_engines_evict_or_are_away(
 
 
 def test_a_slow_engine_takes_nobody_when_it_would_end_after_all_others() -> None:
-    """Four runs of three steps: a single run differs by a tenth by chance."""
+    """Eight runs of three steps: a single run differs by a tenth by chance."""
     fleet = {"engine0": model(30_000, 3.0), **{f"engine{number}": model(30_000) for number in (1, 2, 3)}}
     reports = []
-    for run in range(4):
+    for run in range(8):
         seeds = range(3 * run, 3 * run + 3)
         work = [synthetic_workload("even", problems=16, attempts=16, limit=2000, seed=seed) for seed in seeds]
         reports += simulate_steps(work, fleet, scheduler("rocstar", work))
