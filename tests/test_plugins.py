@@ -14,11 +14,11 @@ import pytest
 
 from rocstar.errors import ConfigError
 from rocstar.parts.build import AttemptParts
-from rocstar.parts.lengths import prompt_tokens
+from rocstar.parts.lengths import tokens_of_prompts
 from rocstar.protocols import Advantage, PolicyLoss, PolicyTokens, Resampler
 from rocstar.rollout.episode import run_episode
 from rocstar.support.plugins import code_of, is_reference, load, named
-from rocstar.types import Choice, Sampling, Stop
+from rocstar.types import Choice, Problem, Sampling, Stop
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, limits
 from tests.scripted import ScriptedEngine, ScriptedTool
 
@@ -198,8 +198,20 @@ def test_an_environment_that_raises_or_is_none_is_told_in_one_sentence(modules: 
     write(modules / "plug_world.py", f"{world}\ndef world(problem, conversation, limits, seed): return {made}")
     nobody: Any = None
     with pytest.raises(ConfigError) as refused:
-        prompt_tokens(nobody, nobody, parts(modules, "plug_world:world").environment)
+        tokens_of_prompts(nobody, parts(modules, "plug_world:world").environment)(PROBLEM)
     assert str(refused.value) == f"rollout.environment{said}"
+
+
+def test_the_prompt_of_a_problem_is_counted_once() -> None:
+    nobody: Any = None
+    opened: list[str] = []
+
+    def world(problem: Problem, *_: Any) -> Any:
+        opened.append(problem.id)
+        return SimpleNamespace(opening=lambda: (1, 2))
+
+    tokens_of = tokens_of_prompts(nobody, world)
+    assert (tokens_of(PROBLEM), tokens_of(PROBLEM), opened) == (2, 2, [PROBLEM.id])
 
 
 WORLD = """

@@ -355,8 +355,10 @@ def _material(recipe: Recipe, rows: Set[str] | None, dry_run: bool) -> Material:
         need("train")
     from rocstar.cluster.start import refuse_weak_sandbox
     from rocstar.run.material import read_material
+    from rocstar.support.screen import Screen
 
-    with stoppable(NOTHING_YET):
+    reading = "reading the data and counting the tokens of its prompts"
+    with stoppable(NOTHING_YET), Screen() as screen, screen.never_silent(lambda: reading):
         material = read_material(recipe, rows=rows)
         if not dry_run:
             refuse_weak_sandbox(recipe.cluster, recipe.sandbox)

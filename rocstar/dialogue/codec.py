@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from rocstar.dialogue.segments import Author, Segment
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files, read_tokenizer, without_prefix_spaces
 from rocstar.errors import ConfigError
 from rocstar.protocols import Marked, end_of_answer
+
+PIECES = 64
+"""Texts between markers whose tokens are kept: the system text and the list of tools begin every prompt."""
 
 
 class Codec:
@@ -33,6 +37,11 @@ class Codec:
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token.content: (number, bool(token.special)) for number, token in added.items()}
         self._forbidden = cache(self._forbidden_by)
+        raw = [token for token in added.values() if not token.normalized]
+        longest_first = sorted((re.escape(token.content) for token in raw), key=len, reverse=True)
+        joined = any(token.lstrip or token.single_word for token in raw)
+        self._cuts = None if joined or not raw else re.compile("|".join(longest_first))
+        self._piece = lru_cache(PIECES)(self._encoded_piece)
 
     @classmethod
     def load(cls, folder: Path | str) -> Codec:
@@ -152,20 +161,35 @@ class Codec:
     def _encoded(self, text: str, start: int, ends: Sequence[int], forbidden: Sequence[frozenset[int]]) -> list[int]:
         """Ids of `text`, which begins at character `start` of the full text. ends, forbidden: of each segment, where it
         ends and which tokens it must not become."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
         suspects = frozenset().union(*forbidden)
-        found = (
-            _cut(ends, forbidden, token, start + left, start + right)
-            for token, (left, right) in zip(encoding.ids, encoding.offsets, strict=True)
-            if token in suspects
-        )
-        cuts = sorted({cut - start for cut in found if cut is not None})
+        token_ids, found, begin = list[int](), set[int | None](), start
+        for piece in self._pieces(text):
+            there, offsets = self._piece(piece)
+            token_ids += there
+            found |= {
+                _cut(ends, forbidden, token, begin + left, begin + right)
+                for token, (left, right) in zip(there, offsets, strict=True)
+                if token in suspects
+            }
+            begin += len(piece)
+        cuts = sorted(cut - start for cut in found if cut is not None)
         if not cuts:
-            return list(encoding.ids)
+            return token_ids
         parts = pairwise((0, *cuts, len(text)))
         return [
             token for left, right in parts for token in self._encoded(text[left:right], start + left, ends, forbidden)
         ]
+
+    def _pieces(self, text: str) -> list[str]:
+        """`text` cut before each marker. The tokenizer looks for markers before all else, so that no other token, and
+        nothing that a normalizer or a merge does, crosses the beginning of one."""
+        begins = [found.start() for found in self._cuts.finditer(text)] if self._cuts else []
+        return [text[left:right] for left, right in pairwise((0, *begins, len(text))) if left < right]
+
+    def _encoded_piece(self, text: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
+        """Token ids, and the characters of each."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
 
 def _cut(ends: Sequence[int], forbidden: Sequence[frozenset[int]], token: int, left: int, right: int) -> int | None:

@@ -26,7 +26,7 @@ from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.learning.models import compute_dtype, device_of, load_model, threads_in_use
 from rocstar.parts.build import AttemptParts, OwnedEngine, attempt_limits, named_engines, opened_fleet
-from rocstar.parts.lengths import named, positions_needed, prompt_tokens
+from rocstar.parts.lengths import named, positions_needed, tokens_of_prompts
 from rocstar.parts.modelfolder import model_facts, model_name, model_named
 from rocstar.parts.placement import EMBEDDED, NOWHERE, Placement, placed_here
 from rocstar.parts.threads import begin_threads
@@ -113,14 +113,13 @@ class LocalModel:
         """The model with a cap on tokens that fits, and the tokens of its longest attempt; found without the weights.
         Only a default cap is lowered. Raises ConfigError if the model holds less than requested, or a prompt fills
         it."""
-        conversation, environment = self.conversation(kind), kind.environment or AttemptParts(self.recipe).environment
+        environment = kind.environment or AttemptParts(self.recipe).environment
+        tokens_of = tokens_of_prompts(self.conversation(kind), environment)
         holds, rollout = self.holds, self.recipe.rollout
         AttemptParts(self.recipe).refuse_row_arguments(problems if rollout.has_tools else ())
         if not self.capped:
-            longest, where = max(
-                ((prompt_tokens(problem, conversation, environment), problem) for problem in problems),
-                key=lambda pair: pair[0],
-            )
+            where = max(problems, key=tokens_of)
+            longest = tokens_of(where)
             if longest >= holds:
                 raise ConfigError(
                     f"the longest prompt, {longest} tokens ({named(where)}), fills the {holds} positions of the model; "
@@ -131,11 +130,7 @@ class LocalModel:
             rollout = rollout.model_copy(update={"max_response_tokens": room})
             return replace(self, recipe=self.recipe.model_copy(update={"rollout": rollout})), longest + room
         return self, positions_needed(
-            problems,
-            conversation,
-            response_tokens=rollout.max_response_tokens,
-            model_positions=holds,
-            environment=environment,
+            problems, tokens_of, response_tokens=rollout.max_response_tokens, model_positions=holds
         )
 
     @asynccontextmanager

@@ -28,7 +28,7 @@ from rocstar.errors import ConfigError
 from rocstar.learning.advantages import advantage_of
 from rocstar.learning.resample import resampler_of
 from rocstar.parts.build import AttemptParts, vllm_python
-from rocstar.parts.lengths import UNLIMITED, positions_needed, within
+from rocstar.parts.lengths import UNLIMITED, TokensOf, positions_needed, tokens_of_prompts, within
 from rocstar.parts.memory import HostMemory, host_memory, refuse_here
 from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_targets
 from rocstar.parts.placement import NOWHERE, Placement, placed_here
@@ -96,6 +96,8 @@ class Material:
     """Which process takes which GPU."""
     memory: HostMemory | None = None
     """Memory of this machine that the run needs; None on GPUs, and for a model of unknown shape."""
+    positions: int | None = None
+    """Tokens of the longest attempt; None with random weights, whose tokenizer does not count yet."""
     notes: Sequence[str] = ()
     """Messages for the user: the steps that epochs amount to, the problems that `data.max_prompt_tokens` excludes. With
     random weights these are excluded once the run has opened: only the fresh tokenizer can count a prompt's tokens."""
@@ -113,6 +115,10 @@ class Material:
     def conversation(self, codec: Codec) -> Conversation:
         """The conversation of attempts, with tools that run nothing."""
         return self.parts.conversation(codec, self.template, with_tools=self.recipe.has_tools)
+
+    def tokens_of(self, codec: Codec) -> TokensOf:
+        """Counts the tokens of prompts."""
+        return tokens_of_prompts(self.conversation(codec), self.parts.environment)
 
 
 def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
@@ -208,8 +214,9 @@ def _measured(material: Material, facts: ModelFacts, codec: Codec) -> Material:
     """The material of a pretrained model, whose tokenizer counts: without problems that are too long, with notes about
     what does not fit, with GPUs and memory. Raises ConfigError."""
     codec.stop_ids(material.template)
-    material = without_long_prompts(material, codec)
-    positions = positions_of(material, codec, facts.positions)
+    tokens_of = material.tokens_of(codec)
+    material = without_long_prompts(material, tokens_of)
+    positions = positions_of(material, codec, facts.positions, tokens_of)
     notes = [*material.notes, *_unasked(material), *cramped(material, codec), *unwritten(material, codec)]
     rows = {
         name: rows_of_layouts(name, layouts, codec, material.template, facts.positions)
@@ -220,7 +227,7 @@ def _measured(material: Material, facts: ModelFacts, codec: Codec) -> Material:
     placement = placed_here(material.recipe, facts.folder, positions).refuse()
     lengths = {name: [len(row.token_ids) for row in shown] for name, shown in rows.items()}
     memory = _memory(material, placement, facts.cache, positions, facts.folder, lengths)
-    return replace(material, notes=notes, placement=placement, memory=memory)
+    return replace(material, notes=notes, placement=placement, memory=memory, positions=positions)
 
 
 def _measured_at_first(material: Material, *, makes_rows: bool) -> Material:
@@ -234,7 +241,7 @@ def _measured_at_first(material: Material, *, makes_rows: bool) -> Material:
     shown = material
     sections = (recipe.data, *(stage.data for stage in recipe.rl_stages))
     if makes_rows and any(section.max_prompt_tokens for section in sections):
-        shown = without_long_prompts(material, _codec_at_first(material))
+        shown = without_long_prompts(material, material.tokens_of(_codec_at_first(material)))
     placement = placed_here(recipe, None, model.max_positions).refuse()
     memory = _memory(shown, placement, cache, _positions_at_first(shown) if makes_rows else 1, None, {})
     return replace(material, notes=shown.notes, placement=placement, memory=memory)
@@ -290,15 +297,14 @@ def atoms_of(task: Task, template: ChatMl, tool_name: str) -> tuple[str, ...]:
     return (*task.atoms, *fixed_phrases(template, tool_name))
 
 
-def without_long_prompts(material: Material, codec: Codec) -> Material:
+def without_long_prompts(material: Material, tokens_of: TokensOf) -> Material:
     """The material without the problems that `data.max_prompt_tokens` excludes. Raises ConfigError if none are left."""
-    conversation, environment = material.conversation(codec), material.parts.environment
     stages = material.recipe.rl_stages
     parts = {f"stage {stage.name}": (stage.data, material.problems[stage.name]) for stage in stages}
     problem_sets, notes = [], list(material.notes)
     for name, (data, problems) in {**parts, HELD_OUT: (material.recipe.data, material.heldout)}.items():
         most = data.max_prompt_tokens
-        fits, excluded = (problems, "") if most is None else within(problems, most, conversation, environment)
+        fits, excluded = (problems, "") if most is None else within(problems, most, tokens_of)
         problem_sets.append(fits)
         if excluded:
             notes.append(f"{name}: data.max_prompt_tokens leaves out {excluded}")
@@ -406,17 +412,16 @@ def _unasked(material: Material) -> Iterator[str]:
         )
 
 
-def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
+def positions_of(material: Material, codec: Codec, model_positions: int, tokens_of: TokensOf) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
     problems = {problem.id: problem for problem in (*material.heldout, *material.questions)}
     own = 1  # SFT only: no cap applies
     if problems:
         own = positions_needed(
             problems.values(),
-            material.conversation(codec),
+            tokens_of,
             response_tokens=max(rollout.max_response_tokens for rollout in material.recipe.rollouts),
             model_positions=model_positions,
-            environment=material.parts.environment,
             leaves_out="data.max_prompt_tokens",
         )
     needed = (_positions_on(benchmark, codec, material.template, model_positions) for benchmark in material.benchmarks)
@@ -425,13 +430,13 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
 
 def _positions_on(benchmark: NamedBenchmark, codec: Codec, template: Template, model_positions: int) -> int:
     rollout, kind, parts = benchmark.recipe.rollout, benchmark.source.kind, AttemptParts(benchmark.recipe)
+    conversation = kind.conversation(parts.conversation(codec, template, with_tools=rollout.has_tools))
     try:
         return positions_needed(
             benchmark.source.problems,
-            kind.conversation(parts.conversation(codec, template, with_tools=rollout.has_tools)),
+            tokens_of_prompts(conversation, kind.environment or parts.environment),
             response_tokens=rollout.max_response_tokens,
             model_positions=model_positions,
-            environment=kind.environment or parts.environment,
         )
     except ConfigError as error:
         raise ConfigError(f"benchmark {benchmark.name}: {error}") from None
@@ -468,7 +473,8 @@ def _positions_at_first(material: Material) -> int:
     most = longest + max(len(text_of(segments).encode()) for segments in openings)
     if most <= min(model, kv_tokens or model) and recipe.rollout.environment is None:
         return longest
-    return positions_of(material, _codec_at_first(material), model)
+    codec = _codec_at_first(material)
+    return positions_of(material, codec, model, material.tokens_of(codec))
 
 
 def _codec_at_first(material: Material) -> Codec:

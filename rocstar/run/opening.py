@@ -79,14 +79,16 @@ async def opened_run(
             screen.stage("cold start" if imitates else "start", ", ".join(parts))
         with meter.phase("cold start"):
             model, codec = opening(material, folder, checkpoints.newest)
-        if material.pretrained is None:
-            material = without_long_prompts(material, codec)
+        positions = material.positions
+        if positions is None:
+            tokens_of = material.tokens_of(codec)
+            material = without_long_prompts(material, tokens_of)
+            positions = positions_of(material, codec, int(model.config.max_position_embeddings), tokens_of)
             lacking = [*cramped(material, codec), *unwritten(material, codec)]
-            material = replace(material, notes=[*material.notes, *lacking])
+            material = replace(material, notes=[*material.notes, *lacking], positions=positions)
         for note in material.notes:
             screen.note(note)
         recipe = material.recipe
-        positions = positions_of(material, codec, int(model.config.max_position_embeddings))
         ranks = machines.start_ranks()
         closing.callback(ranks.close)
         stopper.break_off = ranks.abandon

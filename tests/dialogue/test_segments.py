@@ -193,6 +193,14 @@ def test_ordinary_text_is_encoded_as_one_with_what_stands_around_it(text: str) -
     assert codec.encode_segments(segments, template.reserved) == codec.encode(text_of(segments))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15)
+@given(hostile)
+def test_text_with_markers_of_the_template_is_encoded_as_the_tokenizer_does(kind: str, text: str) -> None:
+    codec, _ = conversation_of(kind)
+    assert codec.encode_segments([ours(text)], ()) == codec.encode(text)
+
+
 def test_long_hostile_text_is_encoded_in_one_pass() -> None:
     codec, template = conversation_of("paper")
     ids = codec.encode_segments(template.reply(["<|im_end|>" * 5000 + "<|im_" * 5000]), template.reserved)
