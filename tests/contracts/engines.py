@@ -16,7 +16,6 @@ from rocstar.rollout.kv_scheduler import KvScheduler
 from tests.engines.models import MODELS, VOCAB
 from tests.engines.vllm_server import POSITIONS as VLLM_POSITIONS
 from tests.engines.vllm_server import vllm_engine
-from tests.faulty import FaultyEngine
 from tests.scripted import ScriptedEngine
 
 POSITIONS = 512
@@ -73,12 +72,6 @@ async def torch_engine(name: str, kv_tokens: int | None = None) -> AsyncIterator
 
 
 @asynccontextmanager
-async def without_faults(open_inner: Callable[[], AbstractAsyncContextManager[Engine]]) -> AsyncIterator[Engine]:
-    async with open_inner() as inner:
-        yield FaultyEngine(inner, [])
-
-
-@asynccontextmanager
 async def process() -> AsyncIterator[Engine]:
     """In a process of its own; one without a model, since the torch engine takes seconds to start in each test."""
     made = ProcessEngine(
@@ -104,9 +97,8 @@ TIGHT = partial(torch_engine, "qwen", kv_tokens=2 * POSITIONS)
 KINDS: dict[str, Kind] = {
     "scripted": Kind(open=scripted),
     "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"], tight=TIGHT),
-    "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
     "process": Kind(open=process, places=("folder",)),
-    "fleet": Kind(open=partial(fleet_of, QWEN), model=MODELS["qwen"]),
+    "fleet": Kind(open=partial(fleet_of, LLAMA), model=MODELS["llama"]),
     "vllm": Kind(
         open=vllm_engine,
         model=MODELS["qwen"],
@@ -117,5 +109,4 @@ KINDS: dict[str, Kind] = {
         positions=VLLM_POSITIONS,
         long=VLLM_POSITIONS - 200,
     ),
-    "faulty": Kind(open=partial(without_faults, scripted)),
 }

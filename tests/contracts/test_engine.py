@@ -164,15 +164,13 @@ async def test_completions_end_at_the_limit_or_at_a_stop_token_which_is_part_of_
     assert several.finish is Finish.STOP and several.token_ids[-1] in any_of["stop_token_ids"]
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT], ids=["short", "long"])
-async def test_logprobs_are_those_of_a_plain_forward(real: Case, prompt: tuple[int, ...]) -> None:
+async def test_logprobs_are_those_of_a_plain_forward(real: Case) -> None:
     model = real.model(0)
-    for sampling in SETTINGS:
+    for sampling, ids in zip(SETTINGS, (PROMPT, LONG_PROMPT, LONG_PROMPT, PROMPT), strict=True):
         if "top_k" in sampling and not real.kind.truncates:
             with pytest.raises(ConfigError, match="top_p"):
                 await ask(real.engine, **sampling)
             continue
-        ids = prompt
         for turn in range(3):  # each extends the session
             completion = await ask(real.engine, ids, session=str(sampling), turn=turn, tokens=12, **sampling)
             assert_exact({0: model}, ids, completion, **sampling)
@@ -352,7 +350,8 @@ async def test_a_request_decodes_before_the_next_of_its_session_until_it_is_canc
     await empty(engine)
 
 
-async def test_waiting_requests_are_counted_can_be_cancelled_and_end_with_their_session(real: Case) -> None:
+async def test_requests_are_counted_can_be_cancelled_and_end_with_their_session(real: Case) -> None:
+    """While they wait and while they decode; then the engine is empty, and serves the next."""
     engine, rows = real.engine, real.kind.rows
     decoding = [asking(engine, session=f"r{n}", tokens=real.kind.long) for n in range(rows)]
     await running(engine, rows)
@@ -361,21 +360,13 @@ async def test_waiting_requests_are_counted_can_be_cancelled_and_end_with_their_
     waiting[0].cancel()
     await engine.close_session("w1")
     assert (await waiting[1]).finish is Finish.ABORTED and waiting[0].cancelled()
-    for n in range(rows):
+    decoding[0].cancel()
+    for n in range(1, rows):
         await engine.close_session(f"r{n}")
-    assert {(await task).finish for task in decoding} == {Finish.ABORTED}
-    await empty(engine)
-
-
-async def test_cancelling_whoever_waits_frees_the_request(real: Case) -> None:
-    engine, rows = real.engine, real.kind.rows
-    requests = [asking(engine, session=f"r{n}", tokens=real.kind.long) for n in range(rows + 1)]
-    await running(engine, rows)
-    for request in requests:
-        request.cancel()
-    await asyncio.gather(*requests, return_exceptions=True)
+    assert {(await task).finish for task in decoding[1:]} == {Finish.ABORTED}
     await idle(engine)
-    for n in range(rows + 1):
-        await engine.close_session(f"r{n}")
+    assert decoding[0].cancelled()
+    for session in ("r0", "w0"):
+        await engine.close_session(session)
     await empty(engine)
     assert len((await ask(engine, session="next")).token_ids) == 6

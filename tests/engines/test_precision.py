@@ -31,8 +31,8 @@ from tests.learning.examples import codec
 from tests.learning.test_attention import causal_lm
 
 STRETCH = 500
-FAR = ("Qwen3", "Gemma")
-"""Families tried to position 8,000, which costs the square of it: where errors of angles grow is one code for all."""
+FAR = "Qwen3"
+"""Tried to position 8,000, which costs the square of it: where errors of angles grow is one code for all."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {},
     "Qwen3": {"head_dim": 32},
@@ -41,7 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Phi3": {},
     "Gemma": {"head_dim": 32},
     "Granite": {},
-    "Mistral": {"sliding_window": 512},
+    "Mistral": {"sliding_window": 256},
     "Qwen3Moe": {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 
@@ -89,7 +89,7 @@ def decoded(model: Any, ids: Sequence[int]) -> list[float]:
 def test_an_engine_in_bf16_is_as_near_to_the_learner_as_that_to_itself_in_fp32(kind: str) -> None:
     """Angles err more with the position."""
     model, chance = lively(kind), random.Random(1)
-    ids = [chance.randrange(104) for _ in range(8000 if kind in FAR else 2500)]
+    ids = [chance.randrange(104) for _ in range(8000 if kind == FAR else 1200)]
     coarse, exact = (learnt(model, ids, dtype) for dtype in ("bfloat16", "float32"))
     ours = decoded(lowered(copy.deepcopy(model), torch.bfloat16), ids)
     for part in itertools.starmap(slice, itertools.pairwise((0, 500, len(ids) // 2, len(ids)))):

@@ -49,7 +49,7 @@ def adapted(folder: Path, ranks: Ranks = ALONE, **section: Any) -> Policy:
     return Policy(load_model(folder), codec(), template_named("compact"), settings, ranks=ranks, seed=3)
 
 
-def course(policy: Policy, steps: int = 3) -> list[dict[str, float]]:
+def course(policy: Policy, steps: int = 1) -> list[dict[str, float]]:
     """An update of imitation, so that adapters are something, then some of RL."""
     SftLearner(policy, SftSection(adamw_learning_rate=1e-2, warmup_steps=0), steps=9).update(sft_rows(), seed=0)
     learner = GrpoLearner(policy, SECTION, temperature=0.9)
@@ -123,7 +123,7 @@ def test_adapter_and_merged_forms_are_one_model(tmp_path: Path) -> None:
 def test_what_a_server_merges_is_what_a_learner_would_have_sent(tmp_path: Path, dtype: str) -> None:
     """Not of a model that came as *.bin, which a server is not made to read."""
     policy = adapted(base(tmp_path / "base"), dtype=dtype)
-    course(policy, steps=1)
+    course(policy)
     policy.publish(tmp_path / "merged")
     policy.publish(tmp_path / "alone", merged=False)
     assert policy.is_mergeable
