@@ -254,11 +254,9 @@ async def test_later_tokens_are_those_of_the_new_weights_with_nothing_cached_of_
         assert_exact({3: new}, asked, later)
 
 
-async def test_a_swap_of_weights_in_flight_is_exact_on_either_side_of_it(
-    placed: tuple[Case, str], tmp_path: Path
-) -> None:
+async def test_a_swap_of_weights_in_flight_is_exact_on_either_side_of_it(real: Case, tmp_path: Path) -> None:
     """A request that ends before it is interrupted shows nothing about that, so another, longer one is asked."""
-    real, place = placed
+    place = real.kind.places[-1]
     room = real.kind.positions - len(LONG_PROMPT)
     made = [real.made(0, place, tmp_path / str(seed), seed) for seed in (0, 1)]
     for version in range(1, 20):

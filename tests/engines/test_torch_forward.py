@@ -123,7 +123,7 @@ async def test_logprobs_are_those_of_transformers(make: Callable[[int], Any]) ->
     await engine.close()
 
 
-@pytest.mark.parametrize("make", COMPACT)
+@pytest.mark.parametrize("make", [grouped_qwen3, llama3])
 async def test_a_bf16_model_runs_in_bf16(make: Callable[[int], Any]) -> None:
     completion = await written(TorchEngine(make(0).to(torch.bfloat16), rows=2, positions=128))
     expected = naive_logprobs(rounded(make, 0), PROMPT, completion.token_ids, Sampling(max_new_tokens=1))
@@ -131,10 +131,7 @@ async def test_a_bf16_model_runs_in_bf16(make: Callable[[int], Any]) -> None:
     assert completion.logprobs != pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("make", "dtype"),
-    [(qwen, torch.float32), (grouped_qwen3, torch.bfloat16), (qwen2, torch.float32), (llama, torch.bfloat16)],
-)
+@pytest.mark.parametrize(("make", "dtype"), [(qwen2, torch.float32), (llama, torch.bfloat16)])
 async def test_weights_from_memory_are_those_that_decode(make: Callable[[int], Any], dtype: torch.dtype) -> None:
     model = make(0)
     other = make(1) if dtype is torch.float32 else rounded(make, 1)

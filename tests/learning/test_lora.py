@@ -16,8 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from rocstar.config.sections import LearningSection, ModelSection, SftSection
-from rocstar.dialogue.templates import template_named
+from rocstar.config.sections import LearningSection, SftSection
 from rocstar.engines.inside_vllm.rocstar_vllm_worker import _tensors
 from rocstar.engines.torch_forward import take_weights
 from rocstar.errors import ConfigError
@@ -31,22 +30,20 @@ from rocstar.parts.modelfolder import find_model, refuse_targets
 from rocstar.run.checkpoints import opened
 from rocstar.support.weights import BASE_NOTE
 from rocstar.types import Batch
-from tests.learning.examples import codec, model, rows, sft_rows
+from tests.learning.examples import policy, policy_of, rows, sft_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of PEFT's own model
-LORA = ModelSection(lora_rank=4, lora_alpha=16)
 SECTION = LearningSection(learning_rate=1e-2, warmup_steps=2, tokens_per_microbatch=20, kl_coefficient=0.1)
 
 
 def base(folder: Path) -> Path:
     """The tiny model as a folder that others load."""
-    Policy(model(), codec(), template_named("compact")).save(folder)
+    policy().save(folder)
     return folder
 
 
 def adapted(folder: Path, ranks: Ranks = ALONE, **section: Any) -> Policy:
-    settings = LORA.model_copy(update=section)
-    return Policy(load_model(folder), codec(), template_named("compact"), settings, ranks=ranks, seed=3)
+    return policy_of(load_model(folder), ranks=ranks, seed=3, **{"lora_rank": 4, "lora_alpha": 16, **section})
 
 
 def course(policy: Policy, steps: int = 1) -> list[dict[str, float]]:

@@ -24,18 +24,17 @@ from torch.distributed.checkpoint import FileSystemReader, load
 from rocstar.cluster.here import start_ranks
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
-from rocstar.dialogue.templates import template_named
 from rocstar.errors import EngineUnavailable, RunHalted
 from rocstar.learning.forward import is_packed
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
-from rocstar.learning.policy import Policy, Put, _state_of, moments, save_state, trained, weights_of
+from rocstar.learning.policy import Put, _state_of, moments, save_state, trained, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
 from rocstar.types import Batch, gaps
 from tests.engines.test_precision import EXPERTS, lively
 from tests.forks import fork_children
-from tests.learning.examples import codec, model, rows, sft_rows
+from tests.learning.examples import model, policy_of, rows, sft_rows
 from tests.tiny_run import PYTHON, Command
 
 SECTION = LearningSection(learning_rate=1e-3, warmup_steps=2, tokens_per_microbatch=20, kl_coefficient=0.1)
@@ -142,7 +141,7 @@ def test_an_exchange_with_a_rank_whose_machine_is_lost_ends_though_its_connectio
 
 def learner(ranks: Ranks, seed: int = 0, **settings: Any) -> GrpoLearner:
     section = SECTION.model_copy(update=settings)
-    return GrpoLearner(Policy(model(seed), codec(), template_named("compact"), ranks=ranks), section, temperature=0.9)
+    return GrpoLearner(policy_of(model(seed), ranks=ranks), section, temperature=0.9)
 
 
 def course(mine: GrpoLearner, seeds: range) -> list[dict[str, float]]:
@@ -199,8 +198,7 @@ def test_two_ranks_learn_what_one_does(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_sft_with_muon_on_sharded_matrices_follows_sft_on_one_rank(ranks: Ranks) -> None:
     section = SftSection(optimizer="muon", warmup_steps=0, adamw_learning_rate=1e-3)
-    policies = [Policy(model(), codec(), template_named("compact"), ranks=each) for each in (ranks, ALONE)]
-    sharded, whole = (SftLearner(each, section, steps=9) for each in policies)
+    sharded, whole = (SftLearner(policy_of(model(), ranks=each), section, steps=9) for each in (ranks, ALONE))
     for step in range(3):
         assert sharded.update(sft_rows(), seed=step) == pytest.approx(whole.update(sft_rows(), seed=step), abs=1e-4)
 
@@ -248,9 +246,7 @@ def test_two_ranks_lay_rows_out_and_compute_in_bf16_as_one_does(
     made, batch = lively(kind, **shapes[kind], max_position_embeddings=256), Batch(rows=rows((40, 12, 33)))
 
     def learner_in(dtype: str, where: Ranks) -> GrpoLearner:
-        section = ModelSection.model_validate({"dtype": dtype})
-        policy = Policy(copy.deepcopy(made), codec(), template_named("compact"), section, ranks=where)
-        return GrpoLearner(policy, LearningSection(warmup_steps=0))
+        return GrpoLearner(policy_of(copy.deepcopy(made), ranks=where, dtype=dtype), LearningSection(warmup_steps=0))
 
     alone, both, exact = (learner_in(*each) for each in (("bfloat16", ALONE), ("bfloat16", ranks), ("float32", ALONE)))
     assert is_packed(alone._policy.model) == is_packed(both._policy.model) == packed
@@ -330,7 +326,7 @@ def test_weights_that_are_broken_on_another_rank_are_told_as_such(
         broken.get_input_embeddings().weight[-1] = float("nan")  # the last rows are the last rank's
     save_state(tmp_path, dict(weights_of(broken)))
     with closing(start_ranks(ClusterSection(learners=2), ModelSection(), {})) as others:
-        policy = Policy(model(), codec(), template_named("compact"), ranks=others)
+        policy = policy_of(model(), ranks=others)
         policy.restore(tmp_path)
         with pytest.raises(RunHalted, match="the model's weights hold nan or inf"):
             policy.save(tmp_path / "model")
