@@ -10,7 +10,7 @@ from typing import Any
 
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_engine import TorchEngine
-from rocstar.protocols import Engine
+from rocstar.protocols import Engine, ForwardingEngine
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from tests.engines.models import MODELS, VOCAB
@@ -65,6 +65,12 @@ async def scripted() -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
+async def forwarding() -> AsyncIterator[Engine]:
+    async with scripted() as inner:
+        yield ForwardingEngine(inner)
+
+
+@asynccontextmanager
 async def torch_engine(name: str, kv_tokens: int | None = None) -> AsyncIterator[Engine]:
     made = TorchEngine(MODELS[name](0), rows=4, positions=POSITIONS, kv_tokens=kv_tokens)
     yield made
@@ -96,6 +102,7 @@ QWEN, LLAMA = partial(torch_engine, "qwen"), partial(torch_engine, "llama")
 TIGHT = partial(torch_engine, "qwen", kv_tokens=2 * POSITIONS)
 KINDS: dict[str, Kind] = {
     "scripted": Kind(open=scripted),
+    "forwarding": Kind(open=forwarding),
     "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"], tight=TIGHT),
     "process": Kind(open=process, places=("folder",)),
     "fleet": Kind(open=partial(fleet_of, LLAMA), model=MODELS["llama"]),

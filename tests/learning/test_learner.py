@@ -283,7 +283,7 @@ def test_the_chance_of_rounding_is_that_of_the_place_in_the_whole_tensor(monkeyp
     assert torch.equal(torch.cat(parts), whole) and torch.equal(whole.bfloat16().float(), whole)
     assert ((whole - values).abs() < values.abs() / 128).all()
     assert not torch.equal(stochastically_rounded(values, 2**32 - 500, step + 1), whole)
-    monkeypatch.setattr(optimizers, "CHUNK", 7)
+    monkeypatch.setattr(optimizers, "CHUNK", 97)
     one, other = learner(moments_dtype="bfloat16"), learner(moments_dtype="bfloat16")
     one.update(Batch(rows=rows()))
     monkeypatch.undo()
