@@ -238,9 +238,7 @@ async def test_new_weights_change_the_version_of_later_tokens(name: str, tmp_pat
         assert (versions_of(await ask(engine, session="later")), engine.load().policy_version) == ([3], 3)
 
 
-async def test_later_tokens_are_those_of_the_new_weights_with_nothing_cached_of_the_old(
-    placed: tuple[Case, str], tmp_path: Path
-) -> None:
+async def test_later_tokens_are_of_the_new_weights_alone(placed: tuple[Case, str], tmp_path: Path) -> None:
     real, place = placed
     first = await ask(real.engine, LONG_PROMPT)
     assert_exact({0: real.model(0)}, LONG_PROMPT, first)
@@ -274,9 +272,7 @@ async def test_a_swap_of_weights_in_flight_is_exact_on_either_side_of_it(real: C
     pytest.fail("no swap came while a request was decoded")
 
 
-async def test_an_engine_that_sleeps_writes_nothing_loses_nothing_and_goes_on_with_new_weights(
-    real: Case, tmp_path: Path
-) -> None:
+async def test_an_engine_sleeps_until_it_has_new_weights(real: Case, tmp_path: Path) -> None:
     """Twice, and once while something is decoded; what it had cached is not used again."""
     engine, tokens = real.engine, real.kind.long
     assert isinstance(engine, SleepingEngine)
@@ -322,9 +318,7 @@ async def test_weights_reach_whoever_waits_for_its_turn(real: Case, tmp_path: Pa
 # -- ending early ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_decodes_before_the_next_of_its_session_until_it_is_cancelled_and_its_cache_is_given_back(
-    real: Case,
-) -> None:
+async def test_a_request_decodes_before_the_next_of_its_session_until_it_is_cancelled(real: Case) -> None:
     engine, models, seen = real.engine, {0: real.model(0)}, [0]
     first = asking(engine, tokens=real.kind.long)
     await running(engine)

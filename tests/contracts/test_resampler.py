@@ -85,9 +85,7 @@ RIGHT, WRONG, UNDECIDED, FAULT = ("right", 0, 2), ("wrong", 0, 2), ("undecided",
 
 @every_resampler
 @given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_every_sibling_gets_one_choice_and_what_is_kept_has_a_signal_and_the_right_size(
-    name: str, kinds: list[Kind], seed: int
-) -> None:
+def test_what_is_kept_has_a_signal_and_the_right_size(name: str, kinds: list[Kind], seed: int) -> None:
     resampler, siblings = RESAMPLERS[name], group(*kinds)
     result = resampler(siblings, random.Random(seed))
     assert result == resampler(siblings, random.Random(seed)), "it follows from the seed"

@@ -76,9 +76,7 @@ class Recorded:
         self._captured.hidden.copy_(self._forward.body(self._captured.ids, self._captured.wanted))
 
 
-def test_a_size_is_captured_when_it_comes_again_and_anew_when_the_cache_has_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_size_is_captured_when_it_comes_again_or_the_cache_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     model, pools = llama(), []
     cache = PagedCache(model, 4)
     forward = forward_of(model, cache, 64)

@@ -125,9 +125,7 @@ async def test_a_request_that_makes_no_sense_is_refused(engine: TorchEngine) -> 
             await ask(engine, (1, strange, 2))
 
 
-async def test_a_failure_of_the_arithmetic_reaches_everybody_who_waits(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failure_of_the_arithmetic_reaches_all(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*unused: Any) -> None:
         raise RuntimeError("out of memory")
 

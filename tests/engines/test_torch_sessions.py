@@ -88,9 +88,7 @@ async def test_a_request_that_cannot_begin_fails_and_the_engine_goes_on(engine: 
     await until(lambda: engine.load().used_tokens == 0)
 
 
-async def test_a_newcomer_does_not_throw_out_who_waits_for_a_tool(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_newcomer_throws_nobody_out(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 sessions x 3 turns, four at once, with room for 12 at full length: every token is fed once, but for those
     of the newest when room is short at the end."""
     # A busy machine may stand still for a second.

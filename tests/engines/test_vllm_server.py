@@ -142,9 +142,7 @@ async def test_a_server_ends_when_its_starter_is_killed(tmp_path: Path, stub: Pa
     await gone(server)
 
 
-async def test_a_server_sees_the_gpus_that_it_was_given_whatever_the_user_had_set(
-    tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_sees_the_gpus_it_was_given(tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under CUDA_VISIBLE_DEVICES=4,5,6,7 the first server went to GPU 0."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     server = await VllmServer.start(settings(tmp_path, stub, gpus=("5", "6")))

@@ -129,9 +129,7 @@ def test_on_a_gpu_all_that_attention_gets_is_in_the_compute_dtype(kind: str, mon
     assert calls and all(found == {torch.bfloat16} for found in calls)
 
 
-def test_rows_stand_side_by_side_where_the_attention_function_is_not_told_of_windows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_are_not_packed_where_attention_is_not_told_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed rows within its window would be learnt from as they should, and longer ones not."""
     assert is_packed(policy_of(causal_lm("Mistral", sliding_window=64)).model)
     untold = lambda *given, sliding_window, **options: packed_sdpa(*given, **options)  # noqa: E731
@@ -166,9 +164,7 @@ def blt() -> Any:
         (blt, "blt can't be trained here: 'BltConfig' object has no attribute"),
     ],
 )
-def test_a_model_that_could_not_be_learnt_from_as_it_is_used_or_saved_is_refused(
-    made: Callable[[], Any], told: str
-) -> None:
+def test_a_model_that_cannot_be_trained_is_refused(made: Callable[[], Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         policy_of(made())
 

@@ -188,9 +188,7 @@ def test_warmup_raises_the_learning_rate_step_by_step() -> None:
 
 
 @pytest.mark.parametrize(("kl", "dtype"), [(0.0, "float32"), (0.5, "float32"), (0.0, "bfloat16")])
-def test_a_restored_learner_goes_on_to_the_same_bits_under_its_own_settings(
-    tmp_path: Path, kl: float, dtype: str
-) -> None:
+def test_a_restored_learner_goes_on_to_the_same_bits(tmp_path: Path, kl: float, dtype: str) -> None:
     settings = {"kl_coefficient": kl, "warmup_steps": 5, "moments_dtype": dtype}
     mine = learner(**settings, weight_decay=0.5)
     scored = mine.score(rows())

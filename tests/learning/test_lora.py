@@ -157,9 +157,7 @@ def test_an_adapter_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> Non
     refused("which is no other model", base_model_name_or_path=str(folder))
 
 
-def test_an_adapter_whose_model_has_other_weights_by_now_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_of_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whoever asks a checkpoint, whatever the cache has of it, and by a run that goes on from it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     policy, file = adapted(base(tmp_path / "base")), tmp_path / "base" / "model.safetensors"

@@ -118,9 +118,7 @@ def test_a_rank_that_dies_or_stays_away_while_ranks_meet_is_named(
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own address", "loopback"])
-def test_ranks_listen_where_rank_0_is_reached_and_not_where_the_name_of_their_machine_leads(
-    own: bool, tmp_path: Path
-) -> None:
+def test_ranks_listen_only_where_rank_0_is_reached(own: bool, tmp_path: Path) -> None:
     """On Debian that name leads to 127.0.1.1, so ranks of two machines did not meet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -211,9 +209,7 @@ def test_the_tokens_and_attempts_that_a_loss_leaves_out_are_those_that_one_rank_
     assert close(course(learner(ranks, **settings), range(3)), whole)
 
 
-def test_a_rank_for_which_there_is_no_row_takes_part_in_all_exchanges_of_the_others(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_a_rank_without_a_row_takes_part_in_all_exchanges(ranks: Ranks, tmp_path: Path) -> None:
     """They waited for it."""
     batch = Batch(rows=rows((12,)))
     alone, both = learner(ALONE), learner(ranks)
@@ -236,9 +232,7 @@ def gradients(both: GrpoLearner, alone: GrpoLearner, folder: Path) -> Iterator[t
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # OPT's layers return a view
 @pytest.mark.parametrize(("kind", "packed"), [("Qwen3Moe", True), ("GptOss", False), ("OPT", True)])
-def test_two_ranks_lay_rows_out_and_compute_in_bf16_as_one_does(
-    ranks: Ranks, kind: str, packed: bool, tmp_path: Path
-) -> None:
+def test_two_ranks_compute_in_bf16_as_one(ranks: Ranks, kind: str, packed: bool, tmp_path: Path) -> None:
     """They laid all rows side by side, padded, and a model that has no attention but its own ended rank 1. They rounded
     norms, position embeddings and the sums between layers too, and their canary rows told so little noise that servers
     which computed rightly were refused."""
