@@ -140,6 +140,7 @@ async def test_a_server_ends_when_its_starter_is_killed(tmp_path: Path, stub: Pa
     starter.kill()
     await starter.wait()
     await gone(server)
+    os.kill(worker_of(tmp_path / "vllm.log"), signal.SIGKILL)  # vLLM's own end by themselves, the stub's does not
 
 
 async def test_a_server_sees_the_gpus_it_was_given(tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
