@@ -76,9 +76,7 @@ def test_a_cut_file_is_refused_by_name(files: list[Path], tmp_path: Path) -> Non
         list(select([files[0], cut], {}))
 
 
-def test_a_file_for_which_memory_is_short_is_not_called_broken(
-    files: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_memory_is_not_called_a_broken_file(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(table.SETTINGS, "memory_limit", "1KB")
     with pytest.raises(MemoryError, match=r"step=000003.parquet cannot be read for lack of memory"):
         list(select(files, {}))
@@ -147,9 +145,7 @@ def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_an_agents_attempt_is_shown_with_the_prompt_that_it_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agents_attempt_is_shown_with_its_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocstar.dialogue.codec.Codec.load", lambda model: SimpleNamespace(decode=decode))
     monkeypatch.setattr("rocstar.record.folder.RunFolder.checkpoint_steps", lambda folder: [1])
     folder = run(tmp_path)
@@ -162,9 +158,7 @@ def test_an_agents_attempt_is_shown_with_the_prompt_that_it_sent(
         assert (prompt in CliRunner().invoke(app, asked).output) == shown
 
 
-def test_an_export_goes_into_a_folder_that_is_there_and_over_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_goes_over_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = run(tmp_path), monkeypatch.setattr("rocstar.cli.verbs.runs._source", lambda *_: ([], None))
     for out, told in ((tmp_path, "is a folder"), (tmp_path / "not" / "a.csv", "lies in a folder that is not there")):
         asked = ["export", folder.name, "--runs", str(folder.path.parent), "--format", "csv", "--out", str(out)]

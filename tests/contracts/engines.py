@@ -10,13 +10,12 @@ from typing import Any
 
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_engine import TorchEngine
-from rocstar.protocols import Engine
+from rocstar.protocols import Engine, ForwardingEngine
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from tests.engines.models import MODELS, VOCAB
 from tests.engines.vllm_server import POSITIONS as VLLM_POSITIONS
 from tests.engines.vllm_server import vllm_engine
-from tests.faulty import FaultyEngine
 from tests.scripted import ScriptedEngine
 
 POSITIONS = 512
@@ -66,16 +65,16 @@ async def scripted() -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
+async def forwarding() -> AsyncIterator[Engine]:
+    async with scripted() as inner:
+        yield ForwardingEngine(inner)
+
+
+@asynccontextmanager
 async def torch_engine(name: str, kv_tokens: int | None = None) -> AsyncIterator[Engine]:
     made = TorchEngine(MODELS[name](0), rows=4, positions=POSITIONS, kv_tokens=kv_tokens)
     yield made
     await made.close()
-
-
-@asynccontextmanager
-async def without_faults(open_inner: Callable[[], AbstractAsyncContextManager[Engine]]) -> AsyncIterator[Engine]:
-    async with open_inner() as inner:
-        yield FaultyEngine(inner, [])
 
 
 @asynccontextmanager
@@ -103,10 +102,10 @@ QWEN, LLAMA = partial(torch_engine, "qwen"), partial(torch_engine, "llama")
 TIGHT = partial(torch_engine, "qwen", kv_tokens=2 * POSITIONS)
 KINDS: dict[str, Kind] = {
     "scripted": Kind(open=scripted),
+    "forwarding": Kind(open=forwarding),
     "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"], tight=TIGHT),
-    "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
     "process": Kind(open=process, places=("folder",)),
-    "fleet": Kind(open=partial(fleet_of, QWEN), model=MODELS["qwen"]),
+    "fleet": Kind(open=partial(fleet_of, LLAMA), model=MODELS["llama"]),
     "vllm": Kind(
         open=vllm_engine,
         model=MODELS["qwen"],
@@ -117,5 +116,4 @@ KINDS: dict[str, Kind] = {
         positions=VLLM_POSITIONS,
         long=VLLM_POSITIONS - 200,
     ),
-    "faulty": Kind(open=partial(without_faults, scripted)),
 }

@@ -25,9 +25,7 @@ every_advantage = pytest.mark.parametrize("advantage", [made(name) for name in N
 
 @every_advantage
 @given(rewards=GROUPS)
-def test_a_higher_reward_has_no_lower_advantage_in_whatever_order(
-    advantage: GroupAdvantages, rewards: list[float]
-) -> None:
+def test_a_higher_reward_has_no_lower_advantage(advantage: GroupAdvantages, rewards: list[float]) -> None:
     found = dict(zip(rewards, advantage(rewards), strict=True))
     assert [found[reward] for reward in sorted(found)] == sorted(found.values())
     for order in (rewards, rewards[::-1], sorted(rewards)):  # equal rewards have equal advantages
@@ -35,9 +33,7 @@ def test_a_higher_reward_has_no_lower_advantage_in_whatever_order(
 
 
 @every_advantage
-def test_one_success_stands_above_its_siblings_and_equal_rewards_have_no_advantage(
-    advantage: GroupAdvantages,
-) -> None:
+def test_one_success_stands_above_its_siblings(advantage: GroupAdvantages) -> None:
     right, *wrong = advantage([1.0, 0.0, 0.0, 0.0])
     assert right > 0 and all(value < 0 for value in wrong)
     for reward in (0.0, 1.0, 0.25):

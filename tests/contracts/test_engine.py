@@ -164,15 +164,13 @@ async def test_completions_end_at_the_limit_or_at_a_stop_token_which_is_part_of_
     assert several.finish is Finish.STOP and several.token_ids[-1] in any_of["stop_token_ids"]
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT], ids=["short", "long"])
-async def test_logprobs_are_those_of_a_plain_forward(real: Case, prompt: tuple[int, ...]) -> None:
+async def test_logprobs_are_those_of_a_plain_forward(real: Case) -> None:
     model = real.model(0)
-    for sampling in SETTINGS:
+    for sampling, ids in zip(SETTINGS, (PROMPT, LONG_PROMPT, LONG_PROMPT, PROMPT), strict=True):
         if "top_k" in sampling and not real.kind.truncates:
             with pytest.raises(ConfigError, match="top_p"):
                 await ask(real.engine, **sampling)
             continue
-        ids = prompt
         for turn in range(3):  # each extends the session
             completion = await ask(real.engine, ids, session=str(sampling), turn=turn, tokens=12, **sampling)
             assert_exact({0: model}, ids, completion, **sampling)
@@ -240,9 +238,7 @@ async def test_new_weights_change_the_version_of_later_tokens(name: str, tmp_pat
         assert (versions_of(await ask(engine, session="later")), engine.load().policy_version) == ([3], 3)
 
 
-async def test_later_tokens_are_those_of_the_new_weights_with_nothing_cached_of_the_old(
-    placed: tuple[Case, str], tmp_path: Path
-) -> None:
+async def test_later_tokens_are_of_the_new_weights_alone(placed: tuple[Case, str], tmp_path: Path) -> None:
     real, place = placed
     first = await ask(real.engine, LONG_PROMPT)
     assert_exact({0: real.model(0)}, LONG_PROMPT, first)
@@ -256,11 +252,9 @@ async def test_later_tokens_are_those_of_the_new_weights_with_nothing_cached_of_
         assert_exact({3: new}, asked, later)
 
 
-async def test_a_swap_of_weights_in_flight_is_exact_on_either_side_of_it(
-    placed: tuple[Case, str], tmp_path: Path
-) -> None:
+async def test_a_swap_of_weights_in_flight_is_exact_on_either_side_of_it(real: Case, tmp_path: Path) -> None:
     """A request that ends before it is interrupted shows nothing about that, so another, longer one is asked."""
-    real, place = placed
+    place = real.kind.places[-1]
     room = real.kind.positions - len(LONG_PROMPT)
     made = [real.made(0, place, tmp_path / str(seed), seed) for seed in (0, 1)]
     for version in range(1, 20):
@@ -278,9 +272,7 @@ async def test_a_swap_of_weights_in_flight_is_exact_on_either_side_of_it(
     pytest.fail("no swap came while a request was decoded")
 
 
-async def test_an_engine_that_sleeps_writes_nothing_loses_nothing_and_goes_on_with_new_weights(
-    real: Case, tmp_path: Path
-) -> None:
+async def test_an_engine_sleeps_until_it_has_new_weights(real: Case, tmp_path: Path) -> None:
     """Twice, and once while something is decoded; what it had cached is not used again."""
     engine, tokens = real.engine, real.kind.long
     assert isinstance(engine, SleepingEngine)
@@ -326,9 +318,7 @@ async def test_weights_reach_whoever_waits_for_its_turn(real: Case, tmp_path: Pa
 # -- ending early ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_decodes_before_the_next_of_its_session_until_it_is_cancelled_and_its_cache_is_given_back(
-    real: Case,
-) -> None:
+async def test_a_request_decodes_before_the_next_of_its_session_until_it_is_cancelled(real: Case) -> None:
     engine, models, seen = real.engine, {0: real.model(0)}, [0]
     first = asking(engine, tokens=real.kind.long)
     await running(engine)
@@ -352,7 +342,8 @@ async def test_a_request_decodes_before_the_next_of_its_session_until_it_is_canc
     await empty(engine)
 
 
-async def test_waiting_requests_are_counted_can_be_cancelled_and_end_with_their_session(real: Case) -> None:
+async def test_requests_are_counted_can_be_cancelled_and_end_with_their_session(real: Case) -> None:
+    """While they wait and while they decode; then the engine is empty, and serves the next."""
     engine, rows = real.engine, real.kind.rows
     decoding = [asking(engine, session=f"r{n}", tokens=real.kind.long) for n in range(rows)]
     await running(engine, rows)
@@ -361,21 +352,13 @@ async def test_waiting_requests_are_counted_can_be_cancelled_and_end_with_their_
     waiting[0].cancel()
     await engine.close_session("w1")
     assert (await waiting[1]).finish is Finish.ABORTED and waiting[0].cancelled()
-    for n in range(rows):
+    decoding[0].cancel()
+    for n in range(1, rows):
         await engine.close_session(f"r{n}")
-    assert {(await task).finish for task in decoding} == {Finish.ABORTED}
-    await empty(engine)
-
-
-async def test_cancelling_whoever_waits_frees_the_request(real: Case) -> None:
-    engine, rows = real.engine, real.kind.rows
-    requests = [asking(engine, session=f"r{n}", tokens=real.kind.long) for n in range(rows + 1)]
-    await running(engine, rows)
-    for request in requests:
-        request.cancel()
-    await asyncio.gather(*requests, return_exceptions=True)
+    assert {(await task).finish for task in decoding[1:]} == {Finish.ABORTED}
     await idle(engine)
-    for n in range(rows + 1):
-        await engine.close_session(f"r{n}")
+    assert decoding[0].cancelled()
+    for session in ("r0", "w0"):
+        await engine.close_session(session)
     await empty(engine)
     assert len((await ask(engine, session="next")).token_ids) == 6

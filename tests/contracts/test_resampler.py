@@ -14,22 +14,9 @@ from hypothesis import strategies as st
 from rocstar.config.sections import ResampleSection
 from rocstar.learning.resample import METHODS, resampler_of
 from rocstar.protocols import Resampler
-from rocstar.types import (
-    Completion,
-    Finish,
-    FormatFacts,
-    Group,
-    Outcome,
-    Problem,
-    Reason,
-    Status,
-    Stop,
-    ToolResult,
-    Trajectory,
-    Turn,
-    Verdict,
-)
+from rocstar.types import Group, Problem, Reason, Status, Stop, Trajectory, Verdict
 from tests.contracts.own import own, refusal
+from tests.learning.test_quality import attempt, turn
 
 KEEP = 4
 
@@ -52,25 +39,11 @@ KINDS = st.tuples(st.sampled_from(["right", "wrong", "undecided", "fault"]), st.
 
 def trajectory(index: int, kind: Kind) -> Trajectory:
     name, failed, calls = kind
-    results = tuple(
-        ToolResult(call_id=str(number), status=Status.CODE_ERROR if number < failed else Status.OK)
-        for number in range(calls)
-    )
-    facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
-    outcome = None
-    if name != "fault":
-        outcome = Outcome(
-            verdict=Verdict(name), reward=float(name == "right"), extracted=None, method="test", format_facts=facts
-        )
-    return Trajectory(
-        problem_id="p",
-        index=index,
-        prompt_ids=(0,),
-        turns=(Turn(completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP), results=results),),
-        stop=Stop.ANSWERED if outcome else Stop.ENVIRONMENT_FAILED,
-        outcome=outcome,
-        fault=None if outcome else "sandbox is down",
-    )
+    made = replace(attempt(turn(*[Status.CODE_ERROR] * failed, *[Status.OK] * (calls - failed))), index=index)
+    if name == "fault":
+        return replace(made, stop=Stop.ENVIRONMENT_FAILED, outcome=None, fault="sandbox is down")
+    assert made.outcome
+    return replace(made, outcome=replace(made.outcome, verdict=Verdict(name), reward=float(name == "right")))
 
 
 def group(*kinds: Kind) -> Group:
@@ -85,9 +58,7 @@ RIGHT, WRONG, UNDECIDED, FAULT = ("right", 0, 2), ("wrong", 0, 2), ("undecided",
 
 @every_resampler
 @given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_every_sibling_gets_one_choice_and_what_is_kept_has_a_signal_and_the_right_size(
-    name: str, kinds: list[Kind], seed: int
-) -> None:
+def test_what_is_kept_has_a_signal_and_the_right_size(name: str, kinds: list[Kind], seed: int) -> None:
     resampler, siblings = RESAMPLERS[name], group(*kinds)
     result = resampler(siblings, random.Random(seed))
     assert result == resampler(siblings, random.Random(seed)), "it follows from the seed"
@@ -136,10 +107,10 @@ def test_the_paper_form_records_the_weight_of_each_draw() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_truncated_attempts_and_those_with_a_void_turn_are_left_out_where_that_is_asked_for(method: str) -> None:
-    attempts = [*group(*[RIGHT] * 3, *[WRONG] * 2).trajectories]
+    attempts = group(*[RIGHT] * 3, *[WRONG] * 2).trajectories
     for setting, changes, reason in (
         ("drop_truncated", {"stop": Stop.MAX_TOKENS}, Reason.DROPPED_TRUNCATED),
-        ("drop_void_turns", {"turns": attempts[4].turns * 2}, Reason.DROPPED_VOID_TURN),  # the first has no call
+        ("drop_void_turns", {"turns": (turn(), *attempts[4].turns)}, Reason.DROPPED_VOID_TURN),
     ):
         last = replace(attempts[4], **changes)  # type: ignore[arg-type]
         siblings = Group(problem=group().problem, trajectories=(*attempts[:4], last))

@@ -139,9 +139,7 @@ async def test_any_shape_of_attempt_gets_an_outcome(verifier: Verifier) -> None:
     assert await verifier.verify_all([]) == []
 
 
-async def test_a_truncated_attempt_earns_nothing_in_training(
-    request: pytest.FixtureRequest, verifier: Verifier
-) -> None:
+async def test_a_truncated_attempt_earns_nothing(request: pytest.FixtureRequest, verifier: Verifier) -> None:
     if "boxed_foreign" in request.node.name or isinstance(verifier, ScriptedVerifier):
         pytest.skip("graded on request; told what to say")
     for stop in (Stop.MAX_TURNS, Stop.MAX_TOKENS):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,6 +119,11 @@ def naive_logprobs(model: Any, context: Sequence[int], written: Sequence[int], s
         logits = model(input_ids=torch.tensor([[*context, *written]]), use_cache=False).logits[0].double()
     laws = torch.log_softmax(logits[len(context) - 1 : -1] / (sampling.temperature or 1.0), -1)
     return laws.gather(1, torch.tensor(written).unsqueeze(1)).squeeze(1).tolist()
+
+
+def resident() -> int:
+    """Bytes of main memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def saved(model: nn.Module, folder: Any, version: int) -> Weights:

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.engines import torch_compact
-from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache
+from rocstar.engines.torch_cache import Aim, PagedCache
 from rocstar.engines.torch_compact import SIZES, CompactForward, GraphedForward, filled
 from rocstar.engines.torch_forward import forward_of
 from tests.engines.models import llama
@@ -76,9 +76,7 @@ class Recorded:
         self._captured.hidden.copy_(self._forward.body(self._captured.ids, self._captured.wanted))
 
 
-def test_a_size_is_captured_when_it_comes_again_and_anew_when_the_cache_has_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_size_is_captured_when_it_comes_again_or_the_cache_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     model, pools = llama(), []
     cache = PagedCache(model, 4)
     forward = forward_of(model, cache, 64)
@@ -129,10 +127,3 @@ def test_a_size_that_cannot_be_captured_is_computed_as_it_comes(monkeypatch: pyt
             cache.aim = Aim(places * 0, places, places * 0 + 1, torch.tensor([[1]], dtype=torch.int32))
             assert torch.equal(graphed(places, places), forward(places, places))
     assert tried == [4]
-
-
-def test_on_a_cpu_nothing_is_captured() -> None:
-    model = llama()
-    cache = PagedCache(model, 4)
-    assert not PagedAttention(cache).can_be_captured
-    assert isinstance(forward_of(model, cache, 64), CompactForward)

@@ -284,9 +284,7 @@ async def test_one_pass_serves_all_that_were_given_the_weights_however_late_they
     assert noted.passes[1:] == [["d"]]
 
 
-async def test_a_server_that_hangs_before_it_is_paused_is_not_waited_for_until_a_fleet_gives_both_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_server_that_is_never_paused_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The patience of both began at one time, so one server that was stopped took all others out with it."""
     monkeypatch.setattr(sending_module, "TOGETHER_SECONDS", 0.05)
     noted, is_paused = Noted(), asyncio.Event()
@@ -411,9 +409,7 @@ async def ticks(count: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_whatever_fails_or_is_given_up_whenever_nobody_waits_for_ever(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_whatever_fails_nobody_waits_for_ever(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance, channel, turn = random.Random(seed), Scripted(), asyncio.Lock()
     monkeypatch.setattr(sending_module, "LOOK_SECONDS", 0)
     monkeypatch.setattr(sending_module, "TOGETHER_SECONDS", chance.choice((0.0, 15.0)))

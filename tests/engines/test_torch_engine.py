@@ -20,7 +20,7 @@ from rocstar.engines.torch_cache import PagedCache
 from rocstar.engines.torch_engine import TorchEngine, opened
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
-from tests.engines.models import MODELS, VOCAB, llama, mistral, qwen, saved
+from tests.engines.models import MODELS, VOCAB, llama, mistral, qwen, resident, saved
 from tests.engines.plain import until
 
 SHORT = tuple(range(1, 12))
@@ -32,10 +32,6 @@ async def engine() -> AsyncIterator[TorchEngine]:
     made = TorchEngine(qwen(0), rows=4, positions=256)
     yield made
     await made.close()
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 async def ask(engine: TorchEngine, ids: Any, session: str = "s", tokens: int = 12, **sampling: Any) -> Completion:
@@ -129,9 +125,7 @@ async def test_a_request_that_makes_no_sense_is_refused(engine: TorchEngine) -> 
             await ask(engine, (1, strange, 2))
 
 
-async def test_a_failure_of_the_arithmetic_reaches_everybody_who_waits(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failure_of_the_arithmetic_reaches_all(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*unused: Any) -> None:
         raise RuntimeError("out of memory")
 

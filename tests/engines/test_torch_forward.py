@@ -123,7 +123,7 @@ async def test_logprobs_are_those_of_transformers(make: Callable[[int], Any]) ->
     await engine.close()
 
 
-@pytest.mark.parametrize("make", COMPACT)
+@pytest.mark.parametrize("make", [grouped_qwen3, llama3])
 async def test_a_bf16_model_runs_in_bf16(make: Callable[[int], Any]) -> None:
     completion = await written(TorchEngine(make(0).to(torch.bfloat16), rows=2, positions=128))
     expected = naive_logprobs(rounded(make, 0), PROMPT, completion.token_ids, Sampling(max_new_tokens=1))
@@ -131,10 +131,7 @@ async def test_a_bf16_model_runs_in_bf16(make: Callable[[int], Any]) -> None:
     assert completion.logprobs != pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("make", "dtype"),
-    [(qwen, torch.float32), (grouped_qwen3, torch.bfloat16), (qwen2, torch.float32), (llama, torch.bfloat16)],
-)
+@pytest.mark.parametrize(("make", "dtype"), [(qwen2, torch.float32), (llama, torch.bfloat16)])
 async def test_weights_from_memory_are_those_that_decode(make: Callable[[int], Any], dtype: torch.dtype) -> None:
     model = make(0)
     other = make(1) if dtype is torch.float32 else rounded(make, 1)
@@ -171,9 +168,7 @@ async def test_ids_beyond_the_tokenizer_are_not_drawn_and_take_no_probability() 
         ("jetmoe", {"kv_channels": 16, "num_local_experts": 4}),
     ],
 )
-def test_a_model_whose_own_code_does_more_than_our_attention_is_refused_when_the_engine_is_opened(
-    kind: str, changes: dict[str, Any]
-) -> None:
+def test_a_model_that_does_more_than_our_attention_is_refused(kind: str, changes: dict[str, Any]) -> None:
     size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
     more = {"moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "q_lora_rank": 24}
     size |= more if kind == "deepseek_v3" else {}

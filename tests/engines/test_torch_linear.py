@@ -46,9 +46,7 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(out: int, width: int,
     ("out", "width", "dtype", "packed"),
     [(512, 512, torch.float32, True), (512, 512, torch.float64, False), (512, 96, torch.float32, False)],
 )
-def test_large_matrices_in_fp32_are_packed_and_all_are_held_once(
-    out: int, width: int, dtype: torch.dtype, packed: bool
-) -> None:
+def test_large_matrices_are_packed_and_held_once(out: int, width: int, dtype: torch.dtype, packed: bool) -> None:
     """Packed, 384 rows of a small one took seven times as long as plain, each time that they were as many for the
     first time."""
     one = layer(out, width, dtype)
@@ -57,9 +55,7 @@ def test_large_matrices_in_fp32_are_packed_and_all_are_held_once(
     assert one.weight.is_meta == packed and one.weight.shape == (out, width)
 
 
-def test_new_weights_of_a_packed_matrix_are_not_copied_and_the_old_ones_are_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_packed_matrices_are_renewed_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     product, new = Product(layer(512, 512, torch.float32)), torch.zeros(512, 512)
     old, held = ref(product.weight), []
     monkeypatch.setattr(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,7 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.sandbox.container import host_bytes
 from rocstar.types import Completion, Sampling, Weights
-from tests.engines.models import VOCAB, llama, qwen
+from tests.engines.models import VOCAB, llama, qwen, resident
 from tests.engines.plain import until
 
 
@@ -90,9 +88,7 @@ async def test_a_request_that_cannot_begin_fails_and_the_engine_goes_on(engine: 
     await until(lambda: engine.load().used_tokens == 0)
 
 
-async def test_a_newcomer_does_not_throw_out_who_waits_for_a_tool(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_newcomer_throws_nobody_out(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 sessions x 3 turns, four at once, with room for 12 at full length: every token is fed once, but for those
     of the newest when room is short at the end."""
     # A busy machine may stand still for a second.
@@ -187,11 +183,6 @@ async def test_the_cache_takes_main_memory_only_while_it_is_in_use() -> None:
     assert again == first
     await engine.close()
     assert resident() - empty < whole / 4
-
-
-def resident() -> int:
-    """Bytes of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_sizes_that_do_not_fit_are_refused_in_words() -> None:

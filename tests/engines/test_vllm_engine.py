@@ -54,9 +54,7 @@ def body_only(folder: Path) -> Weights:
     return Weights(version=3, folder=str(folder), canary=(claimed,))
 
 
-async def test_weights_of_which_only_the_body_arrives_are_found_and_nothing_is_served_until_right_ones_come(
-    engine: VllmEngine, tmp_path: Path
-) -> None:
+async def test_weights_of_which_only_the_body_arrives_are_never_served(engine: VllmEngine, tmp_path: Path) -> None:
     """By the canary. What was in flight then is not handed out."""
     wrong, right = body_only(tmp_path / "wrong"), saved(qwen(1), tmp_path / "right", 4)
     asked = [asyncio.create_task(ask(engine, f"r{n}", tokens=POSITIONS - 200)) for n in range(3)]
@@ -72,9 +70,7 @@ async def test_weights_of_which_only_the_body_arrives_are_found_and_nothing_is_s
 
 
 @pytest.mark.parametrize("shares", [True, False], ids=["seen", "broadcast"])
-async def test_a_server_takes_weights_that_are_sent_past_any_file(
-    engine: VllmEngine, tmp_path: Path, shares: bool
-) -> None:
+async def test_a_server_takes_weights_sent_past_files(engine: VllmEngine, tmp_path: Path, shares: bool) -> None:
     """The canary rows prove it; those that have changed since are refused, and the server goes on."""
     known: Any = SimpleNamespace(vocab_size=VOCAB)
     policy, plain = Policy(qwen(2), known, template_named("compact")), qwen(2)
@@ -202,9 +198,7 @@ async def test_a_session_whose_prefix_is_gone_counts_as_evicted(engine: VllmEngi
     assert (engine.load().recomputed_tokens, engine.load().evictions) == (256, 1)
 
 
-async def test_a_restarted_engine_goes_on_with_the_weights_it_is_given_and_a_closed_one_says_so(
-    engine: VllmEngine, tmp_path: Path
-) -> None:
+async def test_a_restarted_engine_has_the_weights_it_is_given(engine: VllmEngine, tmp_path: Path) -> None:
     await ask(engine)
     weights = saved(qwen(1), tmp_path, 3)
     await engine.restart(lambda: weights)

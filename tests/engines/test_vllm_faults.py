@@ -114,9 +114,7 @@ class Started:
         """It is the test's."""
 
 
-async def test_an_engine_comes_back_though_its_weights_are_deleted_while_its_server_starts(
-    server: StandIn, tmp_path: Path
-) -> None:
+async def test_weights_may_be_deleted_while_a_server_starts_on_them(server: StandIn, tmp_path: Path) -> None:
     def published(version: int) -> Weights:
         folder = tmp_path / f"{version:06d}"
         folder.mkdir()
@@ -148,9 +146,7 @@ async def test_an_engine_comes_back_though_its_weights_are_deleted_while_its_ser
     await engine.close()
 
 
-async def test_a_strangers_server_on_the_same_port_is_noticed_before_it_is_used_and_at_each_exchange(
-    server: StandIn, tmp_path: Path
-) -> None:
+async def test_a_strangers_server_on_the_same_port_is_noticed(server: StandIn, tmp_path: Path) -> None:
     """Whoever answered /health was believed, so two runs at one version could exchange tokens unnoticed."""
 
     async def start(settings: VllmSettings) -> Started:
@@ -224,9 +220,7 @@ EXCHANGE: list[tuple[str, Fault]] = [*((path, broken) for path in STEPS), *LATE]
 
 
 @pytest.mark.parametrize(("path", "fault"), EXCHANGE)
-async def test_an_exchange_of_weights_that_fails_serves_nothing_until_one_succeeds(
-    server: StandIn, path: str, fault: Fault
-) -> None:
+async def test_a_failed_exchange_serves_nothing_until_one_succeeds(server: StandIn, path: str, fault: Fault) -> None:
     async with opened(server, patience(fault)) as engine:
         server.faults[path] = fault
         with pytest.raises(EngineUnavailable) as error:
@@ -264,9 +258,7 @@ async def test_a_server_sleeps_until_weights_come(server: StandIn, engine: VllmE
 
 
 @pytest.mark.parametrize(("path", "fault"), [("/sleep", broken), ("/wake_up", no_answer)])
-async def test_a_server_that_does_not_sleep_or_wake_is_named_and_serves_nothing(
-    server: StandIn, path: str, fault: Fault
-) -> None:
+async def test_a_server_that_does_not_sleep_or_wake_serves_nothing(server: StandIn, path: str, fault: Fault) -> None:
     async with opened(server, patience(fault)) as engine:
         server.faults[path] = fault
         with pytest.raises(EngineUnavailable) as error:
@@ -278,9 +270,7 @@ async def test_a_server_that_does_not_sleep_or_wake_is_named_and_serves_nothing(
         assert engine.load().policy_version == 0
 
 
-async def test_a_waking_server_that_sleeps_on_or_refuses_the_weights_has_none(
-    server: StandIn, engine: VllmEngine
-) -> None:
+async def test_a_server_that_does_not_wake_has_no_weights(server: StandIn, engine: VllmEngine) -> None:
     await engine.sleep()
     server.asleep.clear()
     server.faults["/wake_up"] = says('{"status": "sleeping"}')
@@ -337,9 +327,7 @@ async def test_one_row_of_the_server_is_left_to_the_canary_rows_which_come_first
         assert [len(completion.token_ids) for completion in await asyncio.gather(*asked)] == [4] * 5
 
 
-async def test_a_server_without_workers_or_with_an_impossible_share_of_its_cache_in_use_is_refused(
-    server: StandIn,
-) -> None:
+async def test_a_server_without_workers_or_with_an_impossible_cache_is_refused(server: StandIn) -> None:
     for used in ("nan", "-1.0", "1.5"):
         server.used = used
         with pytest.raises(EngineUnavailable, match="KV cache is in use"):
@@ -386,9 +374,7 @@ async def test_a_server_that_works_is_waited_for_beyond_any_patience(server: Sta
         assert len((await slow).token_ids) == 4
 
 
-async def test_a_server_that_vanishes_in_mid_request_is_unavailable_at_once(
-    engine: VllmEngine, server: StandIn
-) -> None:
+async def test_a_server_that_vanishes_is_unavailable_at_once(engine: VllmEngine, server: StandIn) -> None:
     server.free.clear()
     asked = [asyncio.create_task(ask(engine, f"r{n}")) for n in range(3)]
     await server.asked_for(GENERATE, 3)
@@ -447,9 +433,7 @@ async def test_a_server_that_cannot_keep_the_promises_is_a_config_error(facts: d
             await VllmEngine(server.url, vocab_size=VOCAB).restart(None)
 
 
-async def test_a_worker_that_says_nothing_of_itself_is_refused_and_so_are_weights_that_no_server_could_take(
-    server: StandIn, engine: VllmEngine
-) -> None:
+async def test_what_no_server_could_take_or_no_worker_says_is_refused(server: StandIn, engine: VllmEngine) -> None:
     for weights in (Weights(version=3, folder="/dev/shm"), Weights(version=3, tensors={})):
         with pytest.raises(ContractBroken, match="need a folder and canary rows"):
             await engine.load_weights(weights)

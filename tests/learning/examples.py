@@ -12,6 +12,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named
 from rocstar.learning.models import random_model
 from rocstar.learning.policy import Policy
+from rocstar.learning.ranks import ALONE, Ranks
 from rocstar.types import BatchRow, RowOrigin, SftRow
 
 SHAPE = ModelSection(
@@ -44,8 +45,9 @@ def codec() -> Codec:
     return train_bpe(["print(1) 2 3"], vocab_size=104, markers=markers, word_merges=False)
 
 
-def policy_of(made: Any, **section: Any) -> Policy:
-    return Policy(made, codec(), template_named("compact"), ModelSection.model_validate(section))
+def policy_of(made: Any, *, ranks: Ranks = ALONE, seed: int = 0, **section: Any) -> Policy:
+    settings = ModelSection.model_validate(section)
+    return Policy(made, codec(), template_named("compact"), settings, ranks=ranks, seed=seed)
 
 
 def policy(seed: int = 0, **section: Any) -> Policy:
@@ -95,6 +97,12 @@ def rows(lengths: Sequence[int] = (12, 5, 9, 20, 7), seed: int = 0) -> tuple[Bat
         )
         for place, length in enumerate(lengths)
     )
+
+
+def written(ids: Sequence[int], begin: int = 1) -> BatchRow:
+    """Tokens that the policy wrote, from place `begin`."""
+    mask = [t >= begin for t in range(len(ids))]
+    return BatchRow(token_ids=ids, loss_mask=mask, sampled_logprobs=[0.0] * len(ids), advantage=1.0)
 
 
 def sft_rows(count: int = 6) -> list[SftRow]:

@@ -25,7 +25,7 @@ from rocstar.learning.forward import is_packed
 from rocstar.learning.learner import GrpoLearner
 from rocstar.types import Batch, BatchRow, Sampling
 from tests.engines.models import MODELS, VOCAB, naive_logprobs
-from tests.learning.examples import assert_gradients, naive_values, policy_of, rows
+from tests.learning.examples import assert_gradients, naive_values, policy_of, rows, written
 
 SMALL = {
     "vocab_size": 104,  # as many as `codec` has
@@ -129,9 +129,7 @@ def test_on_a_gpu_all_that_attention_gets_is_in_the_compute_dtype(kind: str, mon
     assert calls and all(found == {torch.bfloat16} for found in calls)
 
 
-def test_rows_stand_side_by_side_where_the_attention_function_is_not_told_of_windows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_are_not_packed_where_attention_is_not_told_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed rows within its window would be learnt from as they should, and longer ones not."""
     assert is_packed(policy_of(causal_lm("Mistral", sliding_window=64)).model)
     untold = lambda *given, sliding_window, **options: packed_sdpa(*given, **options)  # noqa: E731
@@ -166,9 +164,7 @@ def blt() -> Any:
         (blt, "blt can't be trained here: 'BltConfig' object has no attribute"),
     ],
 )
-def test_a_model_that_could_not_be_learnt_from_as_it_is_used_or_saved_is_refused(
-    made: Callable[[], Any], told: str
-) -> None:
+def test_a_model_that_cannot_be_trained_is_refused(made: Callable[[], Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         policy_of(made())
 
@@ -182,12 +178,7 @@ def test_rows_learn_what_each_would_alone_by_weights_that_care_for_every_token_b
     ids = [[*shared, *((n * k + 5) % VOCAB for n in range(length))] for k, length in ((3, 4), (5, 9), (11, 90))]
     ids.append([3, 4])
     expected = [naive_logprobs(model, row[:1], row[1:], Sampling(max_new_tokens=1)) for row in ids]
-    asked = [
-        BatchRow(
-            token_ids=row, loss_mask=[t > 0 for t in range(len(row))], sampled_logprobs=[0.0] * len(row), advantage=1
-        )
-        for row in ids
-    ]
+    asked = [written(row) for row in ids]
     learner = GrpoLearner(policy_of(MODELS[name](0)), LearningSection())
     for parts in ([asked], [[row] for row in asked]):
         found = [row.old_logprobs[1:] for some in parts for row in learner.score(some)]
@@ -199,14 +190,11 @@ async def test_a_learner_scores_what_an_engine_wrote_by_a_gated_delta_rule() -> 
     begun = [1, 2, 3]
     engine = TorchEngine(MODELS["qwen3_5"](2), rows=4, positions=256)
     sampling = Sampling(max_new_tokens=100, seed=1)
-    written = await engine.generate(begun, sampling, request_id="a", session_id="a")
+    found = await engine.generate(begun, sampling, request_id="a", session_id="a")
     await engine.close()
-    ids = [*begun, *written.token_ids]
-    row = BatchRow(
-        token_ids=ids, loss_mask=[t > 2 for t in range(len(ids))], sampled_logprobs=[0.0] * len(ids), advantage=1
-    )
+    row = written([*begun, *found.token_ids], begin=3)
     learner = GrpoLearner(policy_of(MODELS["qwen3_5"](2)), LearningSection())
-    assert learner.score([row])[0].old_logprobs[3:] == pytest.approx(written.logprobs, abs=1e-5)
+    assert learner.score([row])[0].old_logprobs[3:] == pytest.approx(found.logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])

@@ -16,8 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from rocstar.config.sections import LearningSection, ModelSection, SftSection
-from rocstar.dialogue.templates import template_named
+from rocstar.config.sections import LearningSection, SftSection
 from rocstar.engines.inside_vllm.rocstar_vllm_worker import _tensors
 from rocstar.engines.torch_forward import take_weights
 from rocstar.errors import ConfigError
@@ -31,25 +30,23 @@ from rocstar.parts.modelfolder import find_model, refuse_targets
 from rocstar.run.checkpoints import opened
 from rocstar.support.weights import BASE_NOTE
 from rocstar.types import Batch
-from tests.learning.examples import codec, model, rows, sft_rows
+from tests.learning.examples import policy, policy_of, rows, sft_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of PEFT's own model
-LORA = ModelSection(lora_rank=4, lora_alpha=16)
 SECTION = LearningSection(learning_rate=1e-2, warmup_steps=2, tokens_per_microbatch=20, kl_coefficient=0.1)
 
 
 def base(folder: Path) -> Path:
     """The tiny model as a folder that others load."""
-    Policy(model(), codec(), template_named("compact")).save(folder)
+    policy().save(folder)
     return folder
 
 
 def adapted(folder: Path, ranks: Ranks = ALONE, **section: Any) -> Policy:
-    settings = LORA.model_copy(update=section)
-    return Policy(load_model(folder), codec(), template_named("compact"), settings, ranks=ranks, seed=3)
+    return policy_of(load_model(folder), ranks=ranks, seed=3, **{"lora_rank": 4, "lora_alpha": 16, **section})
 
 
-def course(policy: Policy, steps: int = 3) -> list[dict[str, float]]:
+def course(policy: Policy, steps: int = 1) -> list[dict[str, float]]:
     """An update of imitation, so that adapters are something, then some of RL."""
     SftLearner(policy, SftSection(adamw_learning_rate=1e-2, warmup_steps=0), steps=9).update(sft_rows(), seed=0)
     learner = GrpoLearner(policy, SECTION, temperature=0.9)
@@ -123,7 +120,7 @@ def test_adapter_and_merged_forms_are_one_model(tmp_path: Path) -> None:
 def test_what_a_server_merges_is_what_a_learner_would_have_sent(tmp_path: Path, dtype: str) -> None:
     """Not of a model that came as *.bin, which a server is not made to read."""
     policy = adapted(base(tmp_path / "base"), dtype=dtype)
-    course(policy, steps=1)
+    course(policy)
     policy.publish(tmp_path / "merged")
     policy.publish(tmp_path / "alone", merged=False)
     assert policy.is_mergeable
@@ -160,9 +157,7 @@ def test_an_adapter_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> Non
     refused("which is no other model", base_model_name_or_path=str(folder))
 
 
-def test_an_adapter_whose_model_has_other_weights_by_now_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_of_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whoever asks a checkpoint, whatever the cache has of it, and by a run that goes on from it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     policy, file = adapted(base(tmp_path / "base")), tmp_path / "base" / "model.safetensors"

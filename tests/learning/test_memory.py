@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from transformers import (
 from rocstar.learning.forward import hidden_states, pass_shape, prepare
 from rocstar.learning.models import give_back
 from rocstar.learning.pack import pack
+from tests.engines.models import resident
 
 CPU = torch.device("cpu")
 SHAPES = {  # heads, of keys, hidden, inner, layers
@@ -86,7 +86,3 @@ def test_memory_that_was_freed_goes_back() -> None:
     del parts
     give_back()
     assert full - resident() > 80 * 2**20
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

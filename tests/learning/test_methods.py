@@ -178,9 +178,7 @@ def test_slopes_are_those_worked_out_by_hand(name: str, spread: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["gspo", "masks"])
-def test_a_loss_of_whole_attempts_is_the_same_in_chunks_and_micro_batches(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_attempts_lose_the_same_in_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {}
     if name == "masks":
         name, more = "grpo", {"attempt_ratio_cap": 1.02, "attempt_ratio_floor": 0.9, "off_policy_kl": 0.02}

@@ -163,9 +163,7 @@ def test_a_model_that_would_be_saved_in_another_layout_is_refused_when_it_is_ope
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_gradient_of_a_gathered_head_goes_where_offloaded_weights_are(
-    tied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gathered_head_s_gradient_goes_to_its_weights(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """`cluster.offload_optimizer`; the other device is played by meta tensors."""
     made = policy_of(causal_lm("Qwen2", tie_word_embeddings=tied))
     made.model.to("meta")
@@ -261,9 +259,7 @@ def changed(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_what_transformers_refuses_or_would_ask_about_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_transformers_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks on the standard input whether to run code of a folder; nothing here may."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     model().save_pretrained(tmp_path)
@@ -286,9 +282,7 @@ def test_what_transformers_refuses_or_would_ask_about_is_one_sentence(
     assert load_model(changed(tmp_path, model_type="qwen3", auto_map=auto_map)), "transformers has the class itself"
 
 
-def test_what_is_no_whole_model_here_or_on_the_hub_is_refused_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_whole_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

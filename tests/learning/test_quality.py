@@ -38,7 +38,7 @@ def turn(*statuses: Status, stdout: str = "") -> Turn:
     )
 
 
-def trajectory(*turns: Turn, answer_tags: int = 1, outcome: bool = True) -> Trajectory:
+def attempt(*turns: Turn, answer_tags: int = 1, outcome: bool = True) -> Trajectory:
     facts = FormatFacts(answer_tags=answer_tags, reason_after_answer=False, boxed=True)
     found = Outcome(verdict=Verdict.RIGHT, reward=1.0, extracted="1", method="integer", format_facts=facts)
     return Trajectory(
@@ -52,32 +52,32 @@ def trajectory(*turns: Turn, answer_tags: int = 1, outcome: bool = True) -> Traj
 
 
 @pytest.mark.parametrize(
-    ("attempt", "errors", "form"),
+    ("made", "errors", "form"),
     [
-        (trajectory(turn()), 0.5, 0.0),
-        (trajectory(turn(OK, stdout="mean error: 0.1"), turn()), 0.0, 0.0),
-        (trajectory(turn(BAD), turn(OK), turn()), 1 / 2, 0.0),
-        (trajectory(turn(BAD), turn(LATE), turn(BROKEN), turn()), 1.0, 0.0),
-        (trajectory(turn(OK, BAD, OK), turn(OK), turn()), 1 / 4, 0.0),
-        (trajectory(turn(OK), turn(), answer_tags=0), 0.0, 1.0),
-        (trajectory(turn(OK), turn(OK), turn(OK), turn(), answer_tags=2), 0.0, 1 / 4),
-        (trajectory(turn(OK), turn(), answer_tags=9), 0.0, 1.0),
-        (trajectory(turn(), answer_tags=0), 0.5, 1.0),
+        (attempt(turn()), 0.5, 0.0),
+        (attempt(turn(OK, stdout="mean error: 0.1"), turn()), 0.0, 0.0),
+        (attempt(turn(BAD), turn(OK), turn()), 1 / 2, 0.0),
+        (attempt(turn(BAD), turn(LATE), turn(BROKEN), turn()), 1.0, 0.0),
+        (attempt(turn(OK, BAD, OK), turn(OK), turn()), 1 / 4, 0.0),
+        (attempt(turn(OK), turn(), answer_tags=0), 0.0, 1.0),
+        (attempt(turn(OK), turn(OK), turn(OK), turn(), answer_tags=2), 0.0, 1 / 4),
+        (attempt(turn(OK), turn(), answer_tags=9), 0.0, 1.0),
+        (attempt(turn(), answer_tags=0), 0.5, 1.0),
     ],
 )
-def test_penalties_follow_the_two_equations(attempt: Trajectory, errors: float, form: float) -> None:
-    assert penalty(attempt, PAPER) == Penalty(errors=errors, format=form)
+def test_penalties_follow_the_two_equations(made: Trajectory, errors: float, form: float) -> None:
+    assert penalty(made, PAPER) == Penalty(errors=errors, format=form)
 
 
 def test_an_attempt_without_outcome_or_turns_has_a_penalty_too_and_the_total_is_the_sum() -> None:
-    assert penalty(trajectory(outcome=False), PAPER) == Penalty(errors=0.5, format=1.0)
-    assert penalty(trajectory(turn(OK), outcome=False), PAPER).total == 1.0
-    assert penalty(trajectory(turn(BAD), turn(), answer_tags=2), PAPER).total == 1.0 + 0.5
+    assert penalty(attempt(outcome=False), PAPER) == Penalty(errors=0.5, format=1.0)
+    assert penalty(attempt(turn(OK), outcome=False), PAPER).total == 1.0
+    assert penalty(attempt(turn(BAD), turn(), answer_tags=2), PAPER).total == 1.0 + 0.5
 
 
 def wrote(*turns: list[int]) -> Trajectory:
     completions = [Completion(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), finish=Finish.STOP) for ids in turns]
-    return trajectory(*(Turn(completion=completion) for completion in completions))
+    return attempt(*(Turn(completion=completion) for completion in completions))
 
 
 def test_five_grams_are_repeated_from_the_sixth_time_on_never_over_turns_and_count_where_that_is_asked_for() -> None:
@@ -93,10 +93,10 @@ def test_five_grams_are_repeated_from_the_sixth_time_on_never_over_turns_and_cou
 @pytest.mark.parametrize(("answer", "void"), [("1", False), (None, True)])
 def test_a_turn_is_void_without_a_call_that_parses_and_without_the_answer(answer: str | None, void: bool) -> None:
     def ends(*turns: Turn) -> bool:
-        attempt = trajectory(*turns, answer_tags=0)
-        assert attempt.outcome
-        facts = replace(attempt.outcome.format_facts, boxed=answer is not None)
-        return has_void_turn(replace(attempt, outcome=replace(attempt.outcome, extracted=answer, format_facts=facts)))
+        made = attempt(*turns, answer_tags=0)
+        assert made.outcome
+        facts = replace(made.outcome.format_facts, boxed=answer is not None)
+        return has_void_turn(replace(made, outcome=replace(made.outcome, extracted=answer, format_facts=facts)))
 
     broken = turn(BROKEN)
     broken = replace(broken, calls=tuple(replace(call, parse_error="no JSON") for call in broken.calls))

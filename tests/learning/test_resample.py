@@ -64,15 +64,6 @@ def test_what_is_kept_of_graded_rewards_is_never_without_signal(rewards: list[fl
     assert kept or set(reasons) == {Reason.DROPPED_EQUAL_REWARDS}
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.1])
-@pytest.mark.parametrize("keep", [2, 8])
-def test_a_penalty_that_is_no_penalty_is_refused_also_where_nothing_is_drawn(wrong: float, keep: int) -> None:
-    with pytest.raises(ValueError, match=f"attempt 1 has reward 0.0 and penalty {wrong}; give finite numbers"):
-        select((1.0, 0.0, 1.0), (0.0, wrong, 0.0), keep, random.Random(0))
-    with pytest.raises(ValueError, match="attempt 0 has reward nan"):
-        select((float("nan"), 0.0, 1.0), (0.0, 0.0, 0.0), keep, random.Random(0))
-
-
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
@@ -93,6 +84,8 @@ def test_one_failure_of_many_teaches_nothing_without_the_floor() -> None:
     assert {reason for reason, _ in fates} == {Reason.DROPPED_EQUAL_REWARDS}
     with pytest.raises(ValueError, match=r"failure_floor 4 leaves no right attempt in resample\.keep 4"):
         ResampleSection(keep=4, failure_floor=4)
+    with pytest.raises(ValueError, match=r"do not fit into resample\.keep 4"):
+        ResampleSection(method="roc_release", keep=4, min_positive=3, min_negative=2)
 
 
 def test_the_release_quotas_match_its_table_for_32_to_16() -> None:
@@ -116,15 +109,26 @@ def test_the_release_quotas_fit_the_group_for_every_size(
     assert min(min_negative, negatives) <= kept_negatives <= negatives
 
 
+NAN, INFINITE = float("nan"), float("inf")
+
+
 @pytest.mark.parametrize(
-    ("penalties", "keep", "told"),
-    [((0.0,), 2, "must pair up"), ((0.0, 0.0), 1, "at least 2"), ((0.0, 0.0), 2.5, "at least 2")],
+    ("rewards", "penalties", "keep", "told"),
+    [
+        ((1.0, 0.0), (0.0,), 2, "must pair up"),
+        ((1.0, 0.0), (0.0, 0.0), 1, "at least 2"),
+        ((1.0, 0.0), (0.0, 0.0), 2.5, "at least 2"),
+        # Also where nothing is drawn:
+        *(((NAN, 0.0, 1.0), (0.0, 0.0, 0.0), keep, "attempt 0 has reward nan") for keep in (2, 8)),
+        *(
+            ((1.0, 0.0, 1.0), (0.0, wrong, 0.0), keep, f"attempt 1 has reward 0.0 and penalty {wrong}; give finite num")
+            for wrong in (NAN, INFINITE, -0.1)
+            for keep in (2, 8)
+        ),
+    ],
 )
-def test_what_cannot_be_compared_is_refused(penalties: tuple[float, ...], keep: int, told: str) -> None:
+def test_what_cannot_be_compared_is_refused(
+    rewards: tuple[float, ...], penalties: tuple[float, ...], keep: int, told: str
+) -> None:
     with pytest.raises(ValueError, match=told):
-        select((1.0, 0.0), penalties, keep, random.Random(0))
-
-
-def test_minima_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"do not fit into resample\.keep 4"):
-        ResampleSection(method="roc_release", keep=4, min_positive=3, min_negative=2)
+        select(rewards, penalties, keep, random.Random(0))
