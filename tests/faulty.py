@@ -19,9 +19,7 @@ NO_TOKEN = 2**31 - 1  # an id that no tokenizer has
 class FaultKind(StrEnum):
     """What goes wrong."""
 
-    DELAY = "delay"  # the answer comes late
     DEATH = "death"  # EngineUnavailable, for requests in flight too, and for new weights
-    HANG = "hang"  # no answer comes any more, neither to requests in flight nor to new weights
     LOST = "lost"  # this request gets no answer; all else goes on
     WRONG_VERSION = "wrong_version"  # stamped with a later policy version than the weights have
     NAN = "nan"  # logprobs that are no numbers
@@ -37,9 +35,7 @@ class Fault:
     first: int = 0
     """Number of the request that it strikes first, counted from 0 as they come."""
     count: int | None = 1
-    """How many requests it strikes; None: all from then on. After them a dead or hung engine is well again."""
-    seconds: float = 0.0
-    """DELAY: how late, seconds."""
+    """How many requests it strikes; None: all from then on. After them a dead engine is well again."""
 
     def strikes(self, number: int) -> bool:
         return self.first <= number and (self.count is None or number < self.first + self.count)
@@ -64,10 +60,9 @@ class FaultyEngine(ForwardingEngine):
             self._died = asyncio.Event()
         self._refuse_when_dead()
         struck = [fault for fault in self._faults if fault.strikes(number)]
-        await asyncio.sleep(sum(fault.seconds for fault in struck))
         asked = super().generate(token_ids, sampling, request_id=request_id, session_id=session_id)
         completion: Completion = await self._unless_it_dies(asked)
-        if self._is(FaultKind.HANG) or any(fault.kind is FaultKind.LOST for fault in struck):
+        if any(fault.kind is FaultKind.LOST for fault in struck):
             await self._unless_it_dies(asyncio.Event().wait())
         for fault in struck:
             completion = spoilt(completion, fault.kind)
@@ -75,8 +70,6 @@ class FaultyEngine(ForwardingEngine):
 
     async def load_weights(self, weights: Weights) -> None:
         self._refuse_when_dead()
-        if self._is(FaultKind.HANG):
-            await asyncio.Event().wait()
         await super().load_weights(weights)
 
     def _is(self, kind: FaultKind) -> bool:
