@@ -18,36 +18,36 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "agents": (1087, 4),
     "analysis": (1740, 10),
     "answers": (3558, 19),
-    "cli": (3087, 21),
+    "cli": (3101, 21),
     "cluster": (827, 8),
-    "config": (2069, 10),
-    "data": (4233, 22),
-    "dialogue": (1830, 11),
-    "engines": (4519, 22),
+    "config": (2078, 10),
+    "data": (4248, 22),
+    "dialogue": (1854, 11),
+    "engines": (4521, 22),
     "errors": (53, 1),
-    "evaluation": (3460, 20),
+    "evaluation": (3461, 20),
     "faults": (617, 4),
     "forecast": (1672, 7),
     "learning": (3299, 19),
-    "parts": (1768, 9),
+    "parts": (1778, 9),
     "protocols": (306, 1),
     "record": (2555, 16),
     "rollout": (1660, 11),
-    "run": (3896, 21),
+    "run": (3909, 21),
     "sandbox": (8662, 43),
-    "serving": (733, 6),
+    "serving": (735, 6),
     "support": (2128, 15),
-    "tools": (952, 7),
+    "tools": (960, 7),
     "train": (197, 1),
     "types": (606, 1),
     "view": (1826, 9),
 }
-CLASSES, FUNCTIONS = 558, 3954
+CLASSES, FUNCTIONS = 558, 3961
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_712}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 48_935}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
