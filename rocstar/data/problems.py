@@ -156,8 +156,9 @@ def detect_columns(row: Row, *, where: str, needs_answer: bool = True) -> Proble
             if question and (answer or not needs_answer):
                 return ProblemColumns(layout=known.name, question=_with_story(row, question), answer=answer)
     names = dict.fromkeys(known.name for known in LAYOUTS)
+    fields = [str(name) if value is not None else f"{name} (null)" for name, value in row.items()]
     raise DataError(
-        f"{where}: the fields {', '.join(map(str, row)) or '(none)'} do not fit any known layout "
+        f"{where}: the fields {', '.join(fields) or '(none)'} do not fit any known layout "
         f"({', '.join(names)}); name those that hold question and answer: "
         "question and answer of a pool's source, data.columns to train, --question and --answer of eval and data check."
     )

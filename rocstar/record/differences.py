@@ -18,7 +18,7 @@ METRICS = (
     *("loss", "reward/mean", "pass/mean", "tool/calls", "tool/error_rate", "tool/error_share_in_correct"),
     *("len/tokens", "len/truncated", "policy/entropy", "policy/logprob_gap", "step/seconds"),
 )
-"""Compared by default."""
+"""Compared by default, with all parts of a reward."""
 Row = dict[str, Any]
 
 
@@ -64,7 +64,7 @@ def metrics_side_by_side(a: RunFolder, b: RunFolder, requested: Sequence[str] = 
         {"stage": stage, "steps": steps, "metric": metric, "a": first, "b": second}
         for stage in mine
         if stage in theirs and (steps := min(len(mine[stage]), len(theirs[stage])))
-        for metric in requested or METRICS
+        for metric in requested or (*METRICS, *sorted({n for row in mine[stage] for n in row if "/parts/" in n}))
         if (first := _came_to(mine[stage][:steps], metric)) is not None
         and (second := _came_to(theirs[stage][:steps], metric)) is not None
     ]

@@ -52,6 +52,7 @@ def test_parquet_with_nested_columns_is_read(tmp_path: Path) -> None:
     ("row", "wanted"),
     [
         ({"text": "1+1?"}, "the fields text do not fit any known layout"),
+        ({"prompt": ASKED, "solution": None}, "the fields prompt, solution (null) do not fit"),
         ({"prompt": [*ASKED, {"role": "assistant", "content": "2"}], "label": "2"}, "got system, user, assistant"),
         ({"prompt": [*ASKED, ASKED[1]], "label": "2"}, "got system, user, user; leave such rows out"),
         ({"prompt": [{**ASKED[1], "tool_calls": [{}]}], "label": "2"}, "a message calls a tool"),

@@ -25,7 +25,7 @@ def made(base: Path, name: str, *, steps: int = 0, slope: float = 0.0, **rollout
     with RunTracker(folder) as tracker:
         tracker.start_stage("stage1", "rl", 30)
         for step in range(1, steps + 1):
-            tracker.log(step, {"reward/mean": slope * step, "step/seconds": 2.0})
+            tracker.log(step, {"reward/mean": slope * step, "step/seconds": 2.0, "reward/parts/unit": slope})
     return folder
 
 
@@ -58,10 +58,11 @@ def test_a_stage_that_only_one_run_has_is_one_line_on_the_screen(
 
 def test_metrics_are_compared_after_as_many_steps(tmp_path: Path) -> None:
     a, b = made(tmp_path, "a", steps=20, slope=1.0), made(tmp_path, "b", steps=12, slope=2.0)
-    with pytest.raises(ConfigError, match=r"a has no metric no/such; it has loss, reward/mean, step/seconds"):
+    with pytest.raises(ConfigError, match=r"a has no metric no/such; it has loss, reward/mean, reward/parts/unit"):
         metrics_side_by_side(a, b, ["reward/mean", "no/such"])
     (row,) = metrics_side_by_side(a, b, ["reward/mean"])
     assert row == {"stage": "stage1", "steps": 12, "metric": "reward/mean", "a": 7.5, "b": 15.0}
+    assert {**row, "metric": "reward/parts/unit", "a": 1.0, "b": 2.0} in metrics_side_by_side(a, b)
 
 
 def test_only_old_checkpoints_and_half_written_files_go(tmp_path: Path) -> None:

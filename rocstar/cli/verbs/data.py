@@ -242,7 +242,7 @@ def _report_lines(report: FileReport) -> Iterator[str]:
         asked = " + ".join(report.columns.question)
         layout = "columns" if report.columns.layout == "given" else f"layout {report.columns.layout}"
         yield f"{layout}: question from {asked}, answer from {report.columns.answer}"
-        yield f"not used: {', '.join(report.others) or 'nothing'}"
+        yield f"further columns, for code of your own: {', '.join(report.others) or 'none'}"
         yield from ("", "one prompt, special tokens in «»:", "", report.prompt, "")
         yield f"its answer, as rewards compare with it: {report.answer}"
         yield (

@@ -134,7 +134,7 @@ def compare(
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Two runs: settings that differ, where each metric came to (mean of the last ten of as many steps), and their
+    """Two runs: settings that differ, where metrics came to (mean of the last ten of as many steps), and their
     evaluations paired problem by problem. Two evaluations of one run: `rocstar compare`.
 
     Example: rocstar runs compare roc grpo --metric reward/mean"""
