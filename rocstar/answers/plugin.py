@@ -71,10 +71,10 @@ def verifier_named(
     return RewardVerifier(codec, rewards, truncated=truncated, calls=calls, right_above=right_above, ends=ends)
 
 
-def check_verifier(name: str, folders: Sequence[Path | str] = ()) -> None:
-    """Raises ConfigError for a name that `verifier_named` does not take; needs no model."""
-    if name not in NAMES:
-        load_reward(name, folders)
+def columns_for(name: str, folders: Sequence[Path | str] = ()) -> Sequence[str]:
+    """Columns of the data that this verifier cannot do without; needs no model. Raises ConfigError for a name that
+    `verifier_named` does not take."""
+    return () if name in NAMES else load_reward(name, folders).columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +128,8 @@ class Reward:
     chat: bool | None
     """Completions are conversations, lists of messages, not texts: their annotation contains a dict. None: there is no
     annotation, and they have the form of the prompt in TRL's rows."""
+    columns: Sequence[str] = ()
+    """Columns of the data that it requires: parameters of TRL's signature without a default."""
 
     def __call__(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
         """`reward_in` of its result for one attempt. Raises the function's own errors, and ConfigError, a message to
@@ -162,7 +164,7 @@ class Reward:
 
 def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
     """`package.module:function` or `file.py:function`. Raises ConfigError when it cannot be loaded, or not be called as
-    TRL or verl call it."""
+    TRL or verl call it, whatever columns the data has."""
     if ":" not in reference:
         nearest = get_close_matches(reference, NAMES, n=1, cutoff=0.0)[0]
         raise ConfigError(
@@ -176,12 +178,12 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
         name for name, one in inspect.signature(function).parameters.items()
         if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and name not in given
     ]  # fmt: skip
-    if missing:
+    if missing and reward.signature == VERL:
         raise ConfigError(
             f"{reference} requires {', '.join(missing)}, which no verifier gets; it may take {', '.join(given)}, and "
-            f"a column of the data with a default, as {missing[0]}=None."
+            f"extra_info has the columns of the data."
         )
-    return reward
+    return replace(reward, columns=missing)
 
 
 def reward_of(name: str, function: Function, said: str = "the reward function") -> Reward:

@@ -113,10 +113,12 @@ class LocalModel:
         """The model with a cap on tokens that fits, and the tokens of its longest attempt; found without the weights.
         Only a default cap is lowered. Raises ConfigError if the model holds less than requested, or a prompt fills
         it."""
-        environment = kind.environment or AttemptParts(self.recipe).environment
+        parts = AttemptParts(self.recipe)
+        environment = kind.environment or parts.environment
         tokens_of = tokens_of_prompts(self.conversation(kind), environment)
         holds, rollout = self.holds, self.recipe.rollout
-        AttemptParts(self.recipe).refuse_row_arguments(problems if rollout.has_tools else ())
+        parts.refuse_row_arguments(problems if rollout.has_tools else ())
+        parts.refuse_without_columns(() if kind.scorer else problems)
         if not self.capped:
             where = max(problems, key=tokens_of)
             longest = tokens_of(where)
@@ -250,7 +252,9 @@ class EndpointModel:
         before the first request."""
         check_address(self.url)
         self.conversation(kind)
-        AttemptParts(self.recipe).refuse_row_arguments(problems)
+        parts = AttemptParts(self.recipe)
+        parts.refuse_row_arguments(problems)
+        parts.refuse_without_columns(() if kind.scorer else problems)
         if self.tools == "none" and any(map(specs_of, problems)):
             raise ConfigError("these problems bring functions that a model may call, which --tools none does not send")
         return self, 0

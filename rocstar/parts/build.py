@@ -16,7 +16,7 @@ from msgspec.structs import replace as with_fields
 
 from rocstar.agents.agent import GatewayAgent, agent_named
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import check_verifier, verifier_named
+from rocstar.answers.plugin import columns_for, verifier_named
 from rocstar.config.places import Engines, TorchEngines, VllmEngines
 from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.dialogue.codec import Codec
@@ -81,8 +81,7 @@ class AttemptParts:
     def check(self) -> None:
         """Raise ConfigError if a tool, the environment or the verifier does not exist or does not fit."""
         self.tools()
-        _ = self.environment, self.agent
-        check_verifier(self.recipe.evaluate.verifier, self.recipe.run.modules)
+        _ = self.environment, self.agent, self.columns
 
     @cached_property
     def specs(self) -> Sequence[ToolSpec]:
@@ -93,6 +92,20 @@ class AttemptParts:
     def shown_specs(self) -> Sequence[ToolSpec]:
         """The specs that a prompt lists: none where no attempt may call tools."""
         return self.specs if self.recipe.has_tools else ()
+
+    @cached_property
+    def columns(self) -> Sequence[str]:
+        """Columns of the data that the verifier requires. Raises ConfigError for an unknown verifier."""
+        return columns_for(self.recipe.evaluate.verifier, self.recipe.run.modules)
+
+    def refuse_without_columns(self, problems: Iterable[Problem]) -> None:
+        """Raises DataError for a row without a column that the verifier requires."""
+        for problem in problems if self.columns else ():
+            if lacking := [name for name in self.columns if name not in problem.metadata]:
+                raise DataError(
+                    f"{named(problem)} has no column {', '.join(lacking)}, which {self.recipe.evaluate.verifier} "
+                    f"requires; add it, or give the parameter a default"
+                )
 
     def refuse_row_arguments(self, problems: Iterable[Problem]) -> None:
         """Raises DataError for a row with arguments of its own for one of the tools, which none receives: verl's

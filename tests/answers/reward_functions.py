@@ -37,6 +37,10 @@ def greedy(completions: Sequence[str], answer: Sequence[str], width: int) -> lis
     return [1.0]
 
 
+def greedy_of_verl(data_source: str, solution_str: str, width: int, **_: Any) -> float:
+    return 1.0
+
+
 class Kept:
     def __call__(self, completions: Sequence[str], **_: Any) -> list[bool]:
         return [True]

@@ -14,7 +14,7 @@ from rocstar.answers.plugin import (
     NAMES,
     RewardCalls,
     RewardVerifier,
-    check_verifier,
+    columns_for,
     load_reward,
     reward_of,
     scores,
@@ -192,14 +192,14 @@ async def test_a_class_is_made_and_true_is_right() -> None:
         (HERE + "verll", "evaluate.verifier = "),
         (HERE + "score", "score is of type int"),
         (HERE + "Picky", "cannot be made without arguments"),
-        (HERE + "greedy", "requires width, which no verifier gets"),
-        (HERE + "greedy", "a column of the data with a default, as width=None"),
+        (HERE + "greedy_of_verl", "requires width, which no verifier gets"),
+        (HERE + "greedy_of_verl", "extra_info has the columns of the data"),
         ("builtins:vars", "has no readable signature"),
         ("os.path:join", "evaluate.verifier = 'os.path:join' takes (a, p); TRL's signature has completions"),
     ],
 )
 def test_a_name_that_cannot_work_is_refused_in_one_sentence_before_anything_starts(name: str, told: str) -> None:
-    for refuse in (check_verifier, lambda name: verifier_named(name, Letters(), Grader())):
+    for refuse in (columns_for, lambda name: verifier_named(name, Letters(), Grader())):
         with pytest.raises(ConfigError) as error:
             refuse(name)
         assert told in str(error.value) and "\n" not in str(error.value)
@@ -207,8 +207,9 @@ def test_a_name_that_cannot_work_is_refused_in_one_sentence_before_anything_star
 
 async def test_every_name_makes_a_verifier_with_the_settings_it_knows() -> None:
     cut = attempt(turn("the answer is 5"), stop=Stop.MAX_TURNS)
+    assert columns_for(HERE + "greedy") == ["width"]
     for name in (*NAMES, HERE + "trl"):
-        check_verifier(name)
+        assert not columns_for(name)
         found = await verified(verifier_named(name, Letters(), Grader()), problem("5"), cut)
         assert (found.verdict, found.method) == (WRONG, "truncated")
     foreign = verifier_named("boxed", Letters(), Grader(), truncated="graded", phrases=True)

@@ -277,6 +277,17 @@ def test_a_prompt_that_is_too_long_is_named_by_file_and_line(tmp_path: Path) -> 
         material(imitating(tmp_path), RL, data=every)
 
 
+def test_a_row_without_a_column_that_the_reward_requires_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "needs.py").write_text("def right(completions, width, **_): return [float(w) for w in width]\n")
+    judged = {"verifier": f"{tmp_path / 'needs.py'}:right", "problems": 0}
+    rows = [{"question": f"{n}?", "answer": "1", "width": n} for n in range(3)]
+    data = files(write(tmp_path / "a.jsonl", *rows))
+    material(imitating(tmp_path), RL, data=data, evaluate=judged)
+    write(tmp_path / "a.jsonl", *rows, {"question": "?", "answer": "1"})
+    with pytest.raises(DataError, match=r"a\.jsonl line 4 has no column width, which .*needs\.py:right requires; add"):
+        material(imitating(tmp_path), RL, data=data, evaluate=judged)
+
+
 def test_arguments_of_a_row_for_a_tool_are_refused_where_nothing_reads_them(tmp_path: Path) -> None:
     def of(tool: str, given: Any) -> dict[str, Any]:
         return {"question": f"{tool}?", "answer": "1", "extra_info": {"tools_kwargs": {tool: given}}}

@@ -186,6 +186,7 @@ def _wording(parts: AttemptParts, tokenizer: Path | None) -> Wording:
 
     def render(problem: Problem) -> str:
         parts.refuse_row_arguments([problem])
+        parts.refuse_without_columns([problem])
         return text_of(prompt_of(chosen, problem, parts.shown_specs))
 
     recipe, path = parts.recipe, parts.recipe.model.path
