@@ -148,7 +148,7 @@ def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.C
         capsys.readouterr()
         assert run(["data", "check", str(file), "--recipe", str(folder / "run.toml"), "--json"]) == 2
         told = json.loads(capsys.readouterr().out)["bad"]["examples"]
-        found = [re.search(r"line (\d).*(a prompt of|tools_kwargs for python)", one).group(1, 2) for one in told]
+        found = re.findall(r"line (\d).*?(a prompt of|tools_kwargs for python)", "\n".join(told))
         assert list(map(" ".join, found)) == refused_rows
 
 
