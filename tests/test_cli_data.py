@@ -138,17 +138,18 @@ def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.C
     (folder / "model" / "config.json").write_text('{"max_position_embeddings": 9000, "vocab_size": 300}')
     (folder / "model" / "pytorch_model.bin").touch()
     stage = '[[stage]]\nname = "rl"\nkind = "rl"\nsteps = 1\nrollout.max_response_tokens = 400\n'
-    (folder / "run.toml").write_text(f'model.path = "{folder / "model"}"\n{stage}')
     given = json.dumps({"tools_kwargs": json.dumps({"python": {"create_kwargs": {"a": 1}}})})
     rows = [{"question": "2?" * 100}, {"question": "2?" * 9000}, {"question": "3?", "extra_info": given}]
     file.write_text("".join(json.dumps(row | {"answer": "2"}) + "\n" for row in rows))
-    capsys.readouterr()
-    assert run(["data", "check", str(file), "--recipe", str(folder / "run.toml"), "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)["bad"]["examples"]
-    assert [re.search(r"line (\d).*(a prompt of|tools_kwargs for python)", one).group(1, 2) for one in told] == [
-        ("2", "a prompt of"),
-        ("3", "tools_kwargs for python"),
-    ]
+    long, unread = "2 a prompt of", "3 tools_kwargs for python"
+    for limit, refused_rows in ("", [long, unread]), ("20_000", [long, unread]), ("8_000", [unread]):
+        most = limit and f"data.max_prompt_tokens = {limit}\n"
+        (folder / "run.toml").write_text(f'model.path = "{folder / "model"}"\n{most}{stage}')
+        capsys.readouterr()
+        assert run(["data", "check", str(file), "--recipe", str(folder / "run.toml"), "--json"]) == 2
+        told = json.loads(capsys.readouterr().out)["bad"]["examples"]
+        found = re.findall(r"line (\d).*?(a prompt of|tools_kwargs for python)", "\n".join(told))
+        assert list(map(" ".join, found)) == refused_rows
 
 
 def test_data_check_takes_columns_template_and_turns_of_a_recipe(

@@ -244,6 +244,7 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
     [
         ("[rollout]\n\nmax_turn = 2\n", 3, ["unknown key rollout.max_turn", "rollout.max_turns"]),
         ("[rollout]\nkeep = 2\n", 2, ["unknown key rollout.keep", "resample.keep"]),
+        ("[rollout]\ncarry_overs = 2\n", 2, ["unknown key rollout.carry_overs"]),
         ("[learning]\ncovariance_low = 2\n", 2, ["learning.covariance_low was removed; learning.top_entropy"]),
         ("[rollouts]\nmax_turns = 2\n", 1, ["unknown key rollouts", "rollout"]),
         ("[learning]\nzzz = 2\n", 2, ["unknown key learning.zzz", "the keys there are loss, advantage, optimizer"]),

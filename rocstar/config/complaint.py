@@ -26,9 +26,9 @@ VALUE_CHARS = 80  # of a wrong value in a sentence
 REMOVED = {
     "rollout.carry_over": "rollout.max_staleness_steps keeps engines full over the end of a step",
     "learning.turn_discount": "learning.advantage takes rloo, or a function of your own",
-    "learning.covariance": "learning.top_entropy_share, or a learning.loss of your own, learns from some of the tokens",
+    "learning.covariance_[a-z]+": "learning.top_entropy_share, or a learning.loss of your own, learns from some tokens",
 }
-"""The beginning of a key that there is no longer, and what takes its place."""
+"""Keys that there are no longer, as patterns, and what takes their place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def _what(fault: ErrorDetails, expected: str, place: FaultPlace, top: Model, tab
     kind, message, value, name = fault["type"], fault["msg"], fault["input"], place.name
     if kind == "extra_forbidden":
         given = ".".join(place.keys)
-        for gone in (instead for key, instead in REMOVED.items() if given.startswith(key)):
+        for gone in (instead for key, instead in REMOVED.items() if re.fullmatch(key, given)):
             return f"{name} was removed; {gone}"
         return f"unknown key {name}; {_elsewhere(place, top, table) or _nearest(place)}"
     if kind in ("union_tag_not_found", "union_tag_invalid"):

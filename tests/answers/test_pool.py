@@ -45,6 +45,7 @@ def results(pool: DeadlinePool, *predicted: str) -> list[Any]:
 def test_waiting_for_earlier_calls_does_not_count_against_the_deadline() -> None:
     pool = pool_of(deadline_seconds=0.04)  # and 0.8 s of wall time; all together take a second
     assert results(pool, *["nap:1"] * 20) == [["right", "g"]] * 20
+    assert "got too little CPU time" in str(results(pool, "sleep")[0]), "the machine's fault is no verdict"
     pool.close()
 
 

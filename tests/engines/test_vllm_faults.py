@@ -313,7 +313,7 @@ async def test_a_request_that_comes_during_an_exchange_waits_for_its_end(server:
     assert [span.version for span in (await request).version_spans] == [3]
 
 
-async def test_one_row_of_the_server_is_left_to_the_canary_rows_which_come_first() -> None:
+async def test_one_row_of_the_server_is_left_to_the_canary_rows_which_come_first_and_are_believed() -> None:
     async with StandIn(rows=3) as server, opened(server) as engine:
         server.free.clear()
         asked = [asyncio.create_task(ask(engine, f"r{n}")) for n in range(5)]
@@ -325,6 +325,9 @@ async def test_one_row_of_the_server_is_left_to_the_canary_rows_which_come_first
         server.free.set()
         await exchange
         assert [len(completion.token_ids) for completion in await asyncio.gather(*asked)] == [4] * 5
+        other = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -9.0))
+        with pytest.raises(EngineUnavailable, match="does not compute with weights 3"):
+            await engine.load_weights(replace(NEW, canary=(other,)))
 
 
 async def test_a_server_without_workers_or_with_an_impossible_cache_is_refused(server: StandIn) -> None:

@@ -95,7 +95,7 @@ def problem(name: str, family: str) -> Problem:
     return Problem(id=name, question=name, answer="1", source="file", metadata={"family": family} if family else {})
 
 
-OK, BAD = Status.OK, Status.CODE_ERROR
+OK, BAD, FAULT = Status.OK, Status.CODE_ERROR, Stop.ENVIRONMENT_FAILED
 
 
 def group(asked: Problem, *attempts: Trajectory) -> Group:
@@ -105,7 +105,7 @@ def group(asked: Problem, *attempts: Trajectory) -> Group:
 RESULTS = [
     group(problem("a", "gcd"), attempt(Verdict.RIGHT, OK, BAD), attempt(Verdict.RIGHT, OK)),
     group(problem("b", ""), attempt(Verdict.WRONG, stop=Stop.MAX_TOKENS, tokens=8), attempt(Verdict.UNDECIDED, BAD)),
-    group(problem("c", "gcd"), attempt(Verdict.WRONG, BAD), attempt(None, BAD, BAD, stop=Stop.ENVIRONMENT_FAILED)),
+    group(problem("c", "gcd"), attempt(Verdict.WRONG, BAD), attempt(Verdict.RIGHT, BAD, BAD, stop=FAULT)),
 ]
 
 

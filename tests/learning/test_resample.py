@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.config.sections import ResampleSection
-from rocstar.learning.resample import METHODS, _fates, negatives_kept, release_quotas, select
+from rocstar.learning.resample import METHODS, _fates, negatives_kept, release_quotas, seed_of_choice, select
 from rocstar.types import Reason
 
 # A group of eight, kept 2G = 8 -> G = 4:  four successes, four failures.
@@ -37,6 +37,10 @@ def test_the_two_flawless_successes_win_the_draw_as_often_as_their_weights_say()
     draws = [select(REWARDS, PENALTIES, 4, random.Random(seed))[0] for seed in range(1000)]
     both = sum({2, 6} <= set(kept) for kept in draws) / len(draws)
     assert both == pytest.approx(0.9619, abs=0.024)  # four standard errors
+
+
+def test_each_run_step_and_problem_draws_anew() -> None:
+    assert len({seed_of_choice(*each) for each in ((1, 1, "p"), (2, 1, "p"), (1, 2, "p"), (1, 1, "q"))}) == 4
 
 
 def test_failures_are_drawn_without_looking_at_their_penalty() -> None:

@@ -81,6 +81,8 @@ def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None
     made = material(imitating(tmp_path), RL, data=data)
     assert [p.question for p in made.problems["rl"]] == ["0+1?", "1+1?"]
     assert len(made.heldout) == 2 and len(made.layouts["cold"]) == 1
+    few = material(imitating(tmp_path), RL, data={**data, "max_problems": 1})
+    assert (len(few.problems["rl"]), len(few.heldout)) == (1, 1), "of each file"
     assert made.notes == ["stage rl: 2 of the 4 problems in data.train_files are held out, and so not learnt from"]
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from rocstar.sandbox import wire
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
-from rocstar.sandbox.daemon import verdict
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, ServiceOutcome
+from rocstar.sandbox.daemon import verdict, watch
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.slot.channel import Ended
 
@@ -52,6 +54,18 @@ FORGED = {
     "long head": b'{"x": "' + b"x" * 2**21 + b'"}\n',
     "many files": report(files=[["a", 0]] * 1001),
 }
+
+
+def test_a_program_that_the_machine_kept_from_a_cpu_is_a_fault_of_ours_and_no_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert told(reason="starved").outcome is ServiceOutcome.INTERNAL
+    slot: Any = SimpleNamespace(process=1, cpu_seconds=0.0, fair_share=1.0)
+    monkeypatch.setattr(watch, "descendants", lambda process: [2])
+    for waited, cpu, starved in ((3.0, 0.1, True), (1.5, 0.1, False), (3.0, 0.6, False)):  # of four seconds
+        monkeypatch.setattr(watch, "content", lambda pid, name, waited=waited: f"0 {waited * 1e9:.0f} 1")
+        monkeypatch.setattr(watch, "cpu_seconds", lambda pid, cpu=cpu, with_children=False: cpu)
+        assert watch.is_starved(slot, 4.0) is starved
 
 
 @pytest.mark.parametrize("body", FORGED.values(), ids=FORGED)

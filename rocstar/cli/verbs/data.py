@@ -193,11 +193,12 @@ def _wording(parts: AttemptParts, tokenizer: Path | None) -> Wording:
     folder = None if path is None else find_model(path)
     chosen, counted = parts.template(folder), tokenizer or folder
     codec = Codec.load(counted) if counted else None
-    leaves_out = any(stage.data.max_prompt_tokens for stage in recipe.rl_stages) or recipe.rollout.environment
     room = math.inf
-    if folder and recipe.rl_stages and not (tokenizer or leaves_out):
+    if folder and recipe.rl_stages and not (tokenizer or recipe.rollout.environment):
         longest = max(rollout.max_response_tokens for rollout in recipe.rollouts)
-        room = model_facts(folder, torch_engine=False).positions - longest
+        fitting = model_facts(folder, torch_engine=False).positions - longest
+        kept = max(stage.data.max_prompt_tokens or math.inf for stage in recipe.rl_stages)  # longer ones are left out
+        room = fitting if kept > fitting else math.inf
     return Wording(
         render=render,
         markers=codec.added_tokens if codec else chosen.markers if isinstance(chosen, ChatMl) else (),
