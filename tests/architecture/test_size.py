@@ -17,23 +17,23 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2119, 17),
     "agents": (1087, 4),
     "analysis": (1740, 10),
-    "answers": (3558, 19),
-    "cli": (3101, 21),
+    "answers": (3560, 19),
+    "cli": (3103, 21),
     "cluster": (827, 8),
     "config": (2078, 10),
-    "data": (4248, 22),
+    "data": (4249, 22),
     "dialogue": (1854, 11),
     "engines": (4521, 22),
     "errors": (53, 1),
-    "evaluation": (3461, 20),
+    "evaluation": (3465, 20),
     "faults": (617, 4),
     "forecast": (1672, 7),
     "learning": (3299, 19),
-    "parts": (1778, 9),
+    "parts": (1791, 9),
     "protocols": (306, 1),
     "record": (2555, 16),
     "rollout": (1660, 11),
-    "run": (3909, 21),
+    "run": (3910, 21),
     "sandbox": (8662, 43),
     "serving": (735, 6),
     "support": (2128, 15),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (606, 1),
     "view": (1826, 9),
 }
-CLASSES, FUNCTIONS = 558, 3961
+CLASSES, FUNCTIONS = 558, 3963
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 48_935}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 48_983}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
