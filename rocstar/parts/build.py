@@ -103,8 +103,9 @@ class AttemptParts:
         for problem in problems if self.columns else ():
             if lacking := [name for name in self.columns if name not in problem.metadata]:
                 raise DataError(
-                    f"{named(problem)} has no column {', '.join(lacking)}, which {self.recipe.evaluate.verifier} "
-                    f"requires; add it, or give the parameter a default"
+                    f"{named(problem)} has no column {', '.join(lacking)} beside those of question and answer, which "
+                    f"{self.recipe.evaluate.verifier} requires; add it, give the parameter a default, or take "
+                    "`question` and `answer` by these names"
                 )
 
     def refuse_row_arguments(self, problems: Iterable[Problem]) -> None:

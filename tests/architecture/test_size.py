@@ -29,7 +29,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "faults": (617, 4),
     "forecast": (1672, 7),
     "learning": (3299, 19),
-    "parts": (1791, 9),
+    "parts": (1792, 9),
     "protocols": (306, 1),
     "record": (2555, 16),
     "rollout": (1660, 11),

@@ -286,7 +286,7 @@ def test_a_row_without_a_column_that_the_reward_requires_is_refused(tmp_path: Pa
     data = files(write(tmp_path / "a.jsonl", *rows))
     material(imitating(tmp_path), RL, data=data, evaluate=judged)
     write(tmp_path / "a.jsonl", *rows, {"question": "?", "answer": "1"})
-    with pytest.raises(DataError, match=r"a\.jsonl line 4 has no column width, which .*needs\.py:right requires; add"):
+    with pytest.raises(DataError, match=r"a\.jsonl line 4 has no column width beside .*needs\.py:right requires; add"):
         material(imitating(tmp_path), RL, data=data, evaluate=judged)
 
 
