@@ -16,9 +16,10 @@ from rocstar.errors import ConfigError
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.lengths import tokens_of_prompts
 from rocstar.protocols import Advantage, PolicyLoss, PolicyTokens, Resampler
+from rocstar.rollout.environment import ToolEnvironment
 from rocstar.rollout.episode import run_episode
 from rocstar.support.plugins import code_of, is_reference, load, named
-from rocstar.types import Choice, Problem, Sampling, Stop
+from rocstar.types import Choice, Sampling, Stop
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, limits
 from tests.scripted import ScriptedEngine, ScriptedTool
 
@@ -202,16 +203,23 @@ def test_an_environment_that_raises_or_is_none_is_told_in_one_sentence(modules: 
     assert str(refused.value) == f"rollout.environment{said}"
 
 
-def test_the_prompt_of_a_problem_is_counted_once() -> None:
-    nobody: Any = None
+def test_the_prompt_of_a_problem_is_counted_once_unless_an_environment_may_read_more_of_its_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     opened: list[str] = []
 
-    def world(problem: Problem, *_: Any) -> Any:
-        opened.append(problem.id)
-        return SimpleNamespace(opening=lambda: (1, 2))
+    class Own(ToolEnvironment):
+        pass
 
-    tokens_of = tokens_of_prompts(nobody, world)
-    assert (tokens_of(PROBLEM), tokens_of(PROBLEM), opened) == (2, 2, [PROBLEM.id])
+    def opening(self: ToolEnvironment) -> tuple[int, ...]:
+        opened.append(type(self).__name__)
+        return (1, 2)
+
+    monkeypatch.setattr(ToolEnvironment, "opening", opening)
+    for environment in (ToolEnvironment, Own):
+        tokens_of = tokens_of_prompts(conversation(), environment)
+        assert (tokens_of(PROBLEM), tokens_of(PROBLEM)) == (2, 2)
+    assert opened == ["ToolEnvironment", "Own", "Own"]
 
 
 WORLD = """

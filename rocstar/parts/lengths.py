@@ -16,15 +16,19 @@ TokensOf = Callable[[Problem], int]
 
 
 def tokens_of_prompts(conversation: Conversation, environment: EnvironmentFactory = ToolEnvironment) -> TokensOf:
-    """Counts the tokens of a problem's prompt: once for each problem, which takes a millisecond."""
+    """Counts the tokens of a problem's prompt, which takes a millisecond: once for each text. An environment of the
+    user's own may read other columns of the row, so there each row is counted."""
     counted: dict[str, int] = {}
 
-    def tokens(problem: Problem) -> int:
+    def count(problem: Problem) -> int:
+        return len(environment(problem, conversation, UNLIMITED, 0).opening())
+
+    def count_once(problem: Problem) -> int:
         if problem.id not in counted:
-            counted[problem.id] = len(environment(problem, conversation, UNLIMITED, 0).opening())
+            counted[problem.id] = count(problem)
         return counted[problem.id]
 
-    return tokens
+    return count_once if environment is ToolEnvironment else count
 
 
 def named(problem: Problem) -> str:

@@ -29,7 +29,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "faults": (617, 4),
     "forecast": (1672, 7),
     "learning": (3299, 19),
-    "parts": (1792, 9),
+    "parts": (1796, 9),
     "protocols": (306, 1),
     "record": (2555, 16),
     "rollout": (1660, 11),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (606, 1),
     "view": (1826, 9),
 }
-CLASSES, FUNCTIONS = 558, 3963
+CLASSES, FUNCTIONS = 558, 3964
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 48_983}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 48_991}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
