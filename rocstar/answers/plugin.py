@@ -181,7 +181,7 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
     if missing and reward.signature == VERL:
         raise ConfigError(
             f"{reference} requires {', '.join(missing)}, which no verifier gets; it may take {', '.join(given)}, and "
-            f"extra_info has the columns of the data."
+            "extra_info has the columns of the data."
         )
     return replace(reward, columns=missing)
 
