@@ -333,6 +333,8 @@ def test_engines_are_entries_with_names_and_each_process_has_one_of_its_own(fold
     assert [entry.names for entry in found] == [["e-0", "e-1"], ["f-0"]]
     resumed = changed(load_recipe(folder / "more.toml"), ["engine.f.count=3"], {})
     assert [entry.count for entry in resumed.engine] == [1, 3]
+    (folder / "none.toml").write_text("extends = 'more.toml'\nengine = []\n")
+    assert load_recipe(folder / "none.toml").engine == []  # it changed nothing, in silence
 
 
 @pytest.mark.parametrize(

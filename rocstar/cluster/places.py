@@ -5,9 +5,12 @@ Not here: the placed processes (learner_ranks.py, vllm_servers.py, sandbox_nodes
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import random
+import re
+import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,12 +22,14 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+import rocstar
 from rocstar.errors import ConfigError, Unavailable
 
 LOOPBACK = "127.0.0.1"
 PLACE_SECONDS = 60.0  # for other runs to release their places; more than Ray has in total is refused at once
 HOLD_SECONDS = 5.0  # for which places are kept while others are missing
 GIVE_WAY_SECONDS = 2.0  # without places, for another run to get them; Ray tries once a second to place what waits
+REACH_SECONDS = 10.0
 START_SECONDS = 300.0  # for new processes to import rocstar, all at once and from a slow disk
 LOOK_SECONDS = 1.0  # between two checks whether this machine's Ray still runs
 OBJECT_STORE_BYTES = 80 * 2**20  # little more than Ray's minimum, 75 MiB: no data of a run passes through it
@@ -61,7 +66,8 @@ def connected(cpus: float) -> Iterator[None]:
 
 
 def _connect(cpus: float) -> None:
-    named = os.environ.get("RAY_ADDRESS", "local") != "local"
+    address = os.environ.get("RAY_ADDRESS", "local")
+    named = address != "local"
     own = {
         "address": "local",
         "num_cpus": max(math.ceil(cpus), os.cpu_count() or 1),
@@ -69,10 +75,12 @@ def _connect(cpus: float) -> None:
         "_system_config": {"worker_niceness": 0},  # Ray's 15 makes rank 0 and its gradients wait for the other ranks
     }
     try:
+        if port := re.fullmatch(r"\[?([^/]+?)\]?:(\d+)", address):
+            socket.create_connection((port[1], int(port[2])), REACH_SECONDS).close()  # Ray itself tries for minutes
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **({} if named else own))
     except Exception as error:  # that of a machine too busy to start Ray within 30 s is of no narrower class
-        advice = f"; {REACHING}" if named else ""
-        raise Unavailable(f"Ray could not be started or reached: {sentence(error)}{advice}") from error
+        where, advice = (f" at {address}", f"; {REACHING}") if named else ("", "")
+        raise Unavailable(f"Ray could not be started or reached{where}: {sentence(error)}{advice}") from error
 
 
 @contextmanager
@@ -191,12 +199,18 @@ def are_here(group: PlacementGroup) -> bool:
 
 
 def refuse_unshared(group: PlacementGroup, proof: Path) -> None:
-    """Raises ConfigError if a machine of the group does not have the file `proof` with the same content."""
-    expected = proof.read_bytes()
-    content_of: Any = ray.remote(_content)
+    """Raises ConfigError if a machine of the group does not have the file `proof` with the same content, or another
+    rocstar, whose learner or server would differ in silence."""
+    _, expected, own = _seen(str(proof))
+    seen_of: Any = ray.remote(_seen)
     elsewhere = {machine: place for place, machine in enumerate(_machines(group)) if machine != _here()}
-    found = [content_of.options(**at(group, place)).remote(str(proof)) for place in elsewhere.values()]
-    for address, content in ray.get(found, timeout=START_SECONDS):
+    found = [seen_of.options(**at(group, place)).remote(str(proof)) for place in elsewhere.values()]
+    for address, content, code in ray.get(found, timeout=START_SECONDS):
+        if code != own:
+            raise ConfigError(
+                f"Ray places a part of this run on {address}, whose rocstar is another than this machine's; install "
+                "the same there, and start Ray again in that environment"
+            )
         if content != expected:
             raise ConfigError(
                 f"Ray places a part of this run on {address}, which does not see {proof}; put that folder on a file "
@@ -215,12 +229,14 @@ def _machines(group: PlacementGroup) -> list[str]:
     return [found[place] for place in sorted(found)]
 
 
-def _content(file: str) -> tuple[str, bytes | None]:
-    """This machine's address and the bytes of a file on it; None if it can't be read."""
-    try:
-        return own_address(), Path(file).read_bytes()
-    except OSError:
-        return own_address(), None
+def _seen(file: str) -> tuple[str, bytes | None, str]:
+    """This machine's address, the bytes of a file on it, None if it can't be read, and a hash of its rocstar."""
+    content, code = None, hashlib.sha256()
+    for source in sorted(Path(rocstar.__file__).parent.rglob("*.py")):
+        code.update(source.read_bytes())
+    with suppress(OSError):
+        content = Path(file).read_bytes()
+    return own_address(), content, code.hexdigest()
 
 
 def own_address() -> str:

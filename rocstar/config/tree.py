@@ -32,10 +32,10 @@ def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
 
 
 def merged(old: Any, new: Any) -> Any:
-    """Tables merge key by key, lists of named tables entry by entry; anything else is replaced."""
+    """Tables merge key by key, lists of named tables entry by entry; anything else, and by an empty list, is replaced."""
     if isinstance(old, dict) and isinstance(new, dict):
         return {**old, **{key: merged(old.get(key), value) for key, value in new.items()}}
-    if _are_named(old) and _are_named(new):
+    if new and _are_named(old) and _are_named(new):
         changes = {entry["name"]: entry for entry in new}
         return [merged(entry, changes.pop(entry["name"], {})) for entry in old] + list(changes.values())
     return new

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ pytest.importorskip("torch")
 import ray
 from ray.util.placement_group import placement_group, placement_group_table
 
+import rocstar
 from rocstar.cluster import places
 from rocstar.cluster.by_ray import LEARNERS, SANDBOXES, SERVERS, opened, place_requests
 from rocstar.cluster.places import PlaceRequest, are_here, connected, own_address, refuse_unshared, release, reserved
@@ -149,7 +151,9 @@ def test_places_on_another_machine_are_known_as_such(two_machines: None) -> None
 
 
 @pytest.mark.slow
-def test_a_machine_that_does_not_see_the_run_folder_is_refused_by_address(two_machines: None, tmp_path: Path) -> None:
+def test_a_machine_that_does_not_see_the_run_folder_or_has_another_rocstar_is_refused_by_address(
+    two_machines: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, unseen = tmp_path / "run.json", Path("/proc/self/cmdline")  # every process has another one of these
     seen.write_text("{}")
     with reserved({"there": PlaceRequest("there", [{"CPU": 3}])}) as groups:
@@ -157,6 +161,10 @@ def test_a_machine_that_does_not_see_the_run_folder_is_refused_by_address(two_ma
         told = f"Ray places a part of this run on {own_address()}, which does not see {unseen}; put that folder on"
         with pytest.raises(ConfigError, match=re.escape(told)):
             refuse_unshared(groups["there"], unseen)
+        (tmp_path / "more.py").write_text("")
+        monkeypatch.setattr(rocstar, "__file__", str(tmp_path / "__init__.py"))  # here alone: Ray's process has its own
+        with pytest.raises(ConfigError, match=f"{own_address()}, whose rocstar is another than this machine's"):
+            refuse_unshared(groups["there"], seen)
 
 
 @pytest.mark.slow
@@ -178,15 +186,19 @@ def test_a_cluster_that_is_not_reached_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     def failed(**settings: object) -> None:
-        raise kind("Failed to connect to Ray cluster at 10.0.0.1:6379")
+        raise kind("it asks for a token")
 
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where nothing listens, which Ray found after minutes
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", failed)
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # of the one that the other tests have
-    told = "at 10.0.0.1:6379; start Ray on this machine as a node of that cluster, and set RAY_AUTH_MODE=token if"
-    with pytest.raises(Unavailable, match=re.escape(told)), connected(1):
+    advice = re.escape("; start Ray on this machine as a node of that cluster, and set RAY_AUTH_MODE=token if")
+    with pytest.raises(Unavailable, match=rf"at 127\.0\.0\.1:1: .*refused{advice}"), connected(1):
         pass
+    with socket.create_server(("127.0.0.1", 0)) as ray_itself:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{ray_itself.getsockname()[1]}")
+        with pytest.raises(Unavailable, match=f": it asks for a token{advice}"), connected(1):
+            pass
 
 
 STARTS = """
@@ -196,6 +208,7 @@ input()
 """
 WATCHES = """
 import time
+import rocstar
 from rocstar.cluster import places
 places.LOOK_SECONDS = 0.01
 places.end_with_ray()

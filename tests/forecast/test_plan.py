@@ -172,6 +172,8 @@ def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(RECIPES / "quickstart.toml"), "--gpus", "1", *SMALL]) == 0
     told = capsys.readouterr()
     assert "344.06K parameters" in told.out and "to train as planned: " not in told.err
+    solved = "stage3: data.drop_solved_attempts 8, made at every problem before it, are not counted"
+    assert {solved, "evaluations are not counted"} <= set(told.err.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,12 +54,8 @@ def plan(
         print(f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu", file=sys.stderr)
     spec = gpu_named(gpu)
     loaded = load_recipe(recipe, settings or [])
-    for stage in () if placement else loaded.rl_stages:
-        if rounds := stage.rollout.refill:
-            print(
-                f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted",
-                file=sys.stderr,
-            )
+    for note in () if placement else _not_counted(loaded):
+        print(note, file=sys.stderr)
     assumed = Assumptions(
         length_share=length_share,
         bandwidth_share=bandwidth_share,
@@ -80,6 +77,17 @@ def plan(
         print(f"\ndoes not fit: {refusal}")
     if table.refusals:
         raise typer.Exit(THRESHOLD_MISSED)
+
+
+def _not_counted(recipe: Recipe) -> Iterator[str]:
+    """Attempts whose time is in no stage of a plan."""
+    for stage in recipe.rl_stages:
+        if rounds := stage.rollout.refill:
+            yield f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted"
+        if each := stage.data.drop_solved_attempts:
+            yield f"{stage.name}: data.drop_solved_attempts {each}, made at every problem before it, are not counted"
+    if recipe.evaluate.problems or recipe.evaluate.benchmark:
+        yield "evaluations are not counted"
 
 
 def _within_pools(recipe: Recipe) -> Recipe:
