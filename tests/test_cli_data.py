@@ -141,6 +141,9 @@ def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.C
     given = json.dumps({"tools_kwargs": json.dumps({"python": {"create_kwargs": {"a": 1}}})})
     rows = [{"question": "2?" * 100}, {"question": "2?" * 9000}, {"question": "3?", "extra_info": given}]
     file.write_text("".join(json.dumps(row | {"answer": "2"}) + "\n" for row in rows))
+    (folder / "run.toml").write_text(f'model.path = "{folder / "model"}"\n{stage.replace("400", "9001")}')
+    assert run(["data", "check", str(file), "--recipe", str(folder / "run.toml")]) == 2
+    assert "max_response_tokens leave 0; lower rollout.max_response_tokens." in capsys.readouterr().out  # leave -1
     long, unread = "2 a prompt of", "3 tools_kwargs for python"
     for limit, refused_rows in ("", [long, unread]), ("20_000", [long, unread]), ("8_000", [unread]):
         most = limit and f"data.max_prompt_tokens = {limit}\n"

@@ -254,7 +254,8 @@ def test_a_run_that_failed_says_why_before_its_table_and_shows_none_of_nothing()
     screen.summary({**failed, "summary": {"accuracy_before": None, "cpu_seconds": {}, "benchmarks": []}})
     assert results.getvalue() == "tiny failed after 3 steps: the sandbox is gone\n"
     screen.summary({**failed, "summary": {"accuracy_before": {"value": 0.0, "interval": [0.0, 0.1], "n": 40}}})
-    assert "right answers, sampled" in results.getvalue().partition("tiny failed after 3 steps")[2]
+    table = results.getvalue().partition("tiny failed after 3 steps")[2]
+    assert "right answers, sampled" in table and "right answers, greedy" not in table  # which was not asked
 
 
 def test_one_step_is_no_steps() -> None:

@@ -32,7 +32,7 @@ def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
 
 
 def merged(old: Any, new: Any) -> Any:
-    """Tables merge key by key, lists of named tables entry by entry; anything else, and by an empty list, is replaced."""
+    """Tables merge key by key, lists of named tables entry by entry; anything else is replaced, or by an empty list."""
     if isinstance(old, dict) and isinstance(new, dict):
         return {**old, **{key: merged(old.get(key), value) for key, value in new.items()}}
     if new and _are_named(old) and _are_named(new):

@@ -146,13 +146,16 @@ class Screen:
                 self._print(f"\none attempt {when}:", transcript(transcripts[when]))
 
     def _compared(self, name: str, summary: Mapping[str, Any]) -> None:
-        """Before against after, once anything is evaluated."""
-        figures = (summary.get(f"{key}_{when}") for _, key, _ in COMPARED for when in ("before", "after"))
-        if not any(summary.get("benchmarks", ())) and all(figure is None for figure in figures):
+        """Before against after, of what is evaluated: without held-out problems that is benchmarks alone."""
+        found = [
+            (label, form, figures)
+            for label, key, form in COMPARED
+            if (figures := [summary.get(f"{key}_{when}") for when in ("before", "after")]) != [None, None]
+        ]
+        if not found and not any(summary.get("benchmarks", ())):
             return
         table = _table("", "before", "after")
-        for label, key, form in COMPARED:
-            figures = (summary.get(f"{key}_{when}") for when in ("before", "after"))
+        for label, form, figures in found:
             table.add_row(label, *(_whole_figure(figure, form) for figure in figures))
         for row in summary.get("benchmarks", ()):
             points = [row[when] for when in ("before", "after")]

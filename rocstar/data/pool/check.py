@@ -214,10 +214,11 @@ def _readable(path: str, columns: ColumnsOf, wording: Wording, report: FileRepor
             problem = problem_of(row, found, where=where, source=Path(path).name, line=line)
             prompt = wording.render(problem)
             length = wording.length(prompt)
-            if length > wording.room:
+            if length > (room := max(0, wording.room)):
+                leave_out = f"leave such rows out with data.max_prompt_tokens={room}, or " if room else ""
                 raise DataError(
                     f"{where}: a prompt of {length} tokens, where the model and rollout.max_response_tokens leave "
-                    f"{wording.room}; leave such rows out with data.max_prompt_tokens={wording.room}."
+                    f"{room}; {leave_out}lower rollout.max_response_tokens."
                 )
             report.lengths[length] += 1
             yield problem, prompt
