@@ -221,8 +221,7 @@ class Run:
         if message:
             self.tracker.event("agent_failures", step=step, share=failed, first=message)
         if why := reason_to_halt(faults, failures, self.recipe.run.fault_budget):
-            resume = f"rocstar train --resume {self.folder.argument}"
-            raise RunHalted(f"step {step}: {why}; remove the cause and go on with: {resume}")
+            raise RunHalted(f"step {step}: {why}; mend that and run: rocstar train --resume {self.folder.argument}")
 
     def tell_calls(self, step: int) -> None:
         """Report how many finished calls a step reused from before a kill."""
