@@ -147,9 +147,7 @@ class Screen:
 
     def _compared(self, name: str, summary: Mapping[str, Any]) -> None:
         """Before against after, of what is evaluated: without held-out problems that is benchmarks alone."""
-        rows = (
-            (label, form, [summary.get(f"{key}_{w}") for w in ("before", "after")]) for label, key, form in COMPARED
-        )
+        rows = ((text, form, [summary.get(f"{key}_{w}") for w in ("before", "after")]) for text, key, form in COMPARED)
         found = [row for row in rows if row[2] != [None, None]]
         if not found and not any(summary.get("benchmarks", ())):
             return
