@@ -54,8 +54,8 @@ def plan(
         print(f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu", file=sys.stderr)
     spec = gpu_named(gpu)
     loaded = load_recipe(recipe, settings or [])
-    for note in () if placement else _not_counted(loaded):
-        print(note, file=sys.stderr)
+    for line in () if placement else _not_counted(loaded):
+        print(line, file=sys.stderr)
     assumed = Assumptions(
         length_share=length_share,
         bandwidth_share=bandwidth_share,
