@@ -28,6 +28,7 @@ from rocstar.evaluation.endpoint import EndpointSolver
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers import arena, choice, functions, ifeval
 from rocstar.evaluation.scoring import Parts, Scorer
+from rocstar.parts.build import AttemptParts
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, OneTurn
 from rocstar.types import Problem
@@ -56,6 +57,11 @@ class BenchmarkKind:
         """Whether a setting has no effect on attempts of this kind."""
         talks = self.one_turn and key.startswith(OF_DIALOGUE)
         return talks or (self.scorer is not None and key == "evaluate.verifier")
+
+    def refuse_rows(self, problems: Sequence[Problem], parts: AttemptParts) -> None:
+        """Raises DataError like `AttemptParts.refuse_rows`."""
+        calls = parts.recipe.rollout.has_tools and not self.one_turn
+        parts.refuse_rows(problems, calls=calls, verified=self.scorer is None)
 
     def conversation(self, usual: Conversation) -> Conversation:
         """`usual`; for a benchmark of one turn without preamble and tools."""

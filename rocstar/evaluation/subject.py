@@ -26,7 +26,7 @@ from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.learning.models import compute_dtype, device_of, load_model, threads_in_use
 from rocstar.parts.build import AttemptParts, OwnedEngine, attempt_limits, named_engines, opened_fleet
-from rocstar.parts.lengths import named, positions_needed, tokens_of_prompts
+from rocstar.parts.lengths import positions_needed, tokens_of_prompts
 from rocstar.parts.modelfolder import model_facts, model_name, model_named
 from rocstar.parts.placement import EMBEDDED, NOWHERE, Placement, placed_here
 from rocstar.parts.threads import begin_threads
@@ -117,14 +117,13 @@ class LocalModel:
         environment = kind.environment or parts.environment
         tokens_of = tokens_of_prompts(self.conversation(kind), environment)
         holds, rollout = self.holds, self.recipe.rollout
-        parts.refuse_row_arguments(problems if rollout.has_tools else ())
-        parts.refuse_without_columns(() if kind.scorer else problems)
+        kind.refuse_rows(problems, parts)
         if not self.capped:
             where = max(problems, key=tokens_of)
             longest = tokens_of(where)
             if longest >= holds:
                 raise ConfigError(
-                    f"the longest prompt, {longest} tokens ({named(where)}), fills the {holds} positions of the model; "
+                    f"the longest prompt, {longest} tokens ({where.place}), fills the {holds} positions of the model; "
                     f"take a template that writes less around it than {rollout.template!r} (--template), leave such "
                     "problems out, or take a model that holds more"
                 )
@@ -252,9 +251,7 @@ class EndpointModel:
         before the first request."""
         check_address(self.url)
         self.conversation(kind)
-        parts = AttemptParts(self.recipe)
-        parts.refuse_row_arguments(problems)
-        parts.refuse_without_columns(() if kind.scorer else problems)
+        kind.refuse_rows(problems, AttemptParts(self.recipe))
         if self.tools == "none" and any(map(specs_of, problems)):
             raise ConfigError("these problems bring functions that a model may call, which --tools none does not send")
         return self, 0

@@ -185,8 +185,7 @@ def _wording(parts: AttemptParts, tokenizer: Path | None) -> Wording:
     from rocstar.parts.modelfolder import find_model, model_facts
 
     def render(problem: Problem) -> str:
-        parts.refuse_row_arguments([problem])
-        parts.refuse_without_columns([problem])
+        parts.refuse_rows([problem])
         return text_of(prompt_of(chosen, problem, parts.shown_specs))
 
     recipe, path = parts.recipe, parts.recipe.model.path
