@@ -268,5 +268,5 @@ def _report_lines(report: FileReport) -> Iterator[str]:
 def _finding_lines(title: str, finding: FindingCount) -> Iterator[str]:
     yield f"{finding.rows:>7,} {title}"
     yield from (f"          {example}" for example in finding.examples)
-    if more := finding.rows - sum(rows for _, rows in finding.messages.values()):
+    if more := finding.not_shown:
         yield f"          and {more:,} more"
