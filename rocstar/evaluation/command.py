@@ -267,7 +267,7 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
         questions = (problem.question for problem in problem_set.problems)
         note = note_of(subject.run, subject.step, questions, problem_set.title)
         evaluation = replace(evaluation, result={**evaluation.result, "contamination": note})
-        evaluation.write(planned.folder, subject.step)
+        evaluation.write(planned.folder, subject.step, subject.version)
         recall.forget()
     _tell_kept(evaluation, planned, screen)
     return _public(planned, evaluation.result, planned.folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from rocstar.engines.process import EngineSettings
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm_server import StartServer, VllmServer
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
@@ -36,6 +36,7 @@ from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, specs_of
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.chat_http import check_address
+from rocstar.support.weights import state_of
 from rocstar.types import Problem
 
 READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "model.fp32_head", "evaluate.verifier",
@@ -91,6 +92,13 @@ class LocalModel:
     def specs(self) -> Sequence[ToolSpec]:
         """The tools, as shown to the model; none for a single turn."""
         return AttemptParts(self.recipe).specs if self.recipe.rollout.has_tools else ()
+
+    @property
+    def version(self) -> int:
+        """Optimizer updates behind the weights; 0 where no checkpoint says."""
+        with suppress(DataError):
+            return int(state_of(self.run.checkpoint(self.step))["policy_version"]) if self.run else 0
+        return 0
 
     @property
     def placement(self) -> Placement:
@@ -223,6 +231,7 @@ class EndpointModel:
     """System message; None for none."""
     run: None = None
     step: int = 0
+    version: int = 0
     placement: Placement = NOWHERE
 
     @property

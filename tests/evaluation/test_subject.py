@@ -15,6 +15,7 @@ from rocstar.config.sections import Recipe
 from rocstar.errors import DataError
 from rocstar.evaluation.kinds import KINDS
 from rocstar.evaluation.subject import LocalModel
+from rocstar.record.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id
 from tests.forks import fork_children
@@ -63,3 +64,12 @@ def test_arguments_of_rows_for_a_tool_concern_no_evaluation_without_tools(model_
         with pytest.raises(DataError, match=f"tools_kwargs for {name}"):
             with_tools.fitted([given])
     assert with_tools.fitted([row], KINDS["ifeval"]), "of one turn, whatever max_turns says"
+
+
+def test_the_version_of_a_runs_weights_is_that_of_its_checkpoint(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.checkpoint(3).mkdir(parents=True)
+    (run.checkpoint(3) / "state.json").write_text('{"policy_version": 7}')
+    assert LocalModel(model=tmp_path, recipe=recipe(), run=run, step=3).version == 7
+    for unknown in {"run": run, "step": 4}, {}:
+        assert LocalModel(model=tmp_path, recipe=recipe(), **unknown).version == 0
