@@ -325,7 +325,8 @@ def find_agent(name: str, runs: Path, settings: Sequence[str], context: int | No
 @asynccontextmanager
 async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> AsyncIterator[Roller]:
     """Engine and sandbox for `rows` conversations at once, of `positions` tokens each. Raises what opening raises."""
-    with started_sandbox(subject.recipe.sandbox) as sandbox:
+    recipe = subject.recipe
+    with started_sandbox(recipe.sandbox, calls=MATH.calls(recipe)) as sandbox:
         async with subject.opened(positions, sandbox, rows=rows) as roller:
             yield roller
 

@@ -71,5 +71,4 @@ def test_the_version_of_a_runs_weights_is_that_of_its_checkpoint(tmp_path: Path)
     run.checkpoint(3).mkdir(parents=True)
     (run.checkpoint(3) / "state.json").write_text('{"policy_version": 7}')
     assert LocalModel(model=tmp_path, recipe=recipe(), run=run, step=3).version == 7
-    for unknown in {"run": run, "step": 4}, {}:
-        assert LocalModel(model=tmp_path, recipe=recipe(), **unknown).version == 0
+    assert LocalModel(model=tmp_path, recipe=recipe(), run=run, step=4).version == 0, "it does not say"
