@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocstar.config.sections import Recipe
 from rocstar.data.problems import ProblemColumns, columns_of, load_problems, problem_of
@@ -29,10 +29,12 @@ from rocstar.evaluation.endpoint import EndpointSolver
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers import arena, choice, functions, ifeval
 from rocstar.evaluation.scoring import Parts, Scorer
-from rocstar.parts.build import AttemptParts
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, OneTurn
 from rocstar.types import Problem
+
+if TYPE_CHECKING:
+    from rocstar.parts.build import AttemptParts
 
 OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "rollout.feedback")
 """Prefixes of keys without effect on a benchmark of one turn."""

@@ -16,7 +16,6 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark
-from rocstar.parts.build import AttemptParts
 from rocstar.record.show import OF_HELD_OUT
 
 READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_parallel_calls", "rollout.top_p",
@@ -45,7 +44,6 @@ def read_benchmarks(recipe: Recipe) -> list[NamedBenchmark]:
         source = _problem_set(section)
         own = source.protocol
         in_force = changed(recipe.as_evaluated(), [*own.settings, *section.settings], {})
-        source.kind.refuse_rows(source.problems, AttemptParts(in_force))
         protocol = Protocol(
             attempts=own.attempts if section.attempts is None else section.attempts,
             temperature=own.temperature if section.temperature is None else section.temperature,

@@ -44,9 +44,6 @@ def test_what_could_not_be_asked_is_refused(folder: Path) -> None:
         read(folder, settings=["rollout.template=model"])
     with pytest.raises(ConfigError, match="is not a folder"):
         read(folder, folder=str(folder / "absent"))
-    (folder / "needs_width.py").write_text("def right(completions, width, **_): return [0.0]\n")
-    with pytest.raises(DataError, match="line 1 has no column width"):
-        read(folder, settings=[f"evaluate.verifier={folder / 'needs_width.py'}:right"])
     with pytest.raises(ConfigError, match="benchmark sums: 3 attempts at temperature 0 are one attempt 3 times"):
         read(folder, temperature=0.0)
     (folder / "sums.jsonl").write_text('{"question": "1+1?"}\n')
