@@ -50,6 +50,12 @@ class Problem:
     then turns of user and assistant, the question last. Empty: the question alone."""
 
     @property
+    def place(self) -> str:
+        """For a message: source and line, or how the question begins where no line is known."""
+        line = self.metadata.get("line")
+        return f"{self.source} line {line}" if self.source and line else f"{self.question[:60]!r}"
+
+    @property
     def system(self) -> str | None:
         """The problem's own system text, which replaces the template's."""
         return self.messages[0]["content"] if self.messages and self.messages[0]["role"] == "system" else None

@@ -88,6 +88,11 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
     assert run(["data", "check", str(file)]) == 2
     shown = capsys.readouterr().out
     assert shown.count('field "answer"') == 4 and shown.count("and 3 more") == 1, "five are shown"
+    assert run(["data", "check", str(file), "--json"]) == 2
+    lines = json.loads(capsys.readouterr().out)["bad"]["lines"]
+    assert sorted(line for of in lines.values() for line in of) == [*range(3, 11)] and "line N, " in list(lines)[-1], (
+        "all are given"
+    )
 
 
 def test_data_check_tells_of_references_that_are_right_backwards(

@@ -39,11 +39,11 @@ class Machines:
 
 
 @contextmanager
-def opened_here(settings: SandboxSection, ranks: Callable[[], Ranks]) -> Iterator[Machines]:
+def opened_here(settings: SandboxSection, ranks: Callable[[], Ranks], *, calls: bool) -> Iterator[Machines]:
     """See `rocstar.cluster.start.opened_machines`. ranks: starts the learners."""
     from rocstar.engines.vllm_server import VllmServer
 
-    with started_sandbox(settings) as sandbox:
+    with started_sandbox(settings, calls=calls) as sandbox:
         yield Machines(sandbox=sandbox, start_ranks=ranks, start_server=VllmServer.start, engines_share_memory=True)
 
 
@@ -86,11 +86,13 @@ class RankProcess(subprocess.Popen[bytes]):
 
 
 @contextmanager
-def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
-    """A sandbox for the duration of the context: a child of this process, or those at `urls`. Raises SandboxDown if one
-    cannot be started or reached, or is below `min_isolation`."""
+def started_sandbox(settings: SandboxSection, *, calls: bool = True) -> Iterator[SandboxClient]:
+    """A sandbox for the duration of the context: a child of this process, or those at `urls`; none where nothing calls
+    it. Raises SandboxDown if one cannot be started or reached, or is below `min_isolation`."""
     level = settings.min_isolation
-    if settings.urls:
+    if not calls:
+        client = SandboxClient(daemons=0)
+    elif settings.urls:
         need("sandbox")
         token = os.environ.get("ROCSTAR_SANDBOX_TOKEN", "")
         client = SandboxClient.connect(settings.urls, token=token, min_isolation=level)

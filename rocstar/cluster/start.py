@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from rocstar.parts.placement import Placement
 
 
-def opened_machines(recipe: Recipe, proof: Path, placement: Placement) -> AbstractContextManager[Machines]:
+def opened_machines(
+    recipe: Recipe, proof: Path, placement: Placement, *, calls: bool = True
+) -> AbstractContextManager[Machines]:
     """Machines for a recipe, for the duration of the context. proof: a file in the folder that engines and learners
-    read from; every machine must see it with the same content. placement: the processes on each GPU. Raises
-    ConfigError if Ray lacks room or a machine lacks the file, Unavailable if Ray fails, SandboxDown."""
+    read from; every machine must see it with the same content. placement: the processes on each GPU. calls: whether
+    anything calls the sandbox; if not, none is started but by Ray. Raises ConfigError if Ray lacks room or a machine
+    lacks the file, Unavailable if Ray fails, SandboxDown."""
     needs_places = placement.learners or placement.servers or recipe.cluster.sandbox_nodes
     if recipe.cluster.launcher == "processes" or not needs_places:
         ranks = partial(start_ranks, recipe.cluster, recipe.model, os.environ, placement.local_ranks)
-        return opened_here(recipe.sandbox, ranks)
+        return opened_here(recipe.sandbox, ranks, calls=calls)
     if os.environ.get("RAY_ADDRESS", "local") == "local":
         # A Ray of this run's own listens on loopback only. The only setting for that is meant for other systems, and
         # is read when Ray is imported.

@@ -198,9 +198,12 @@ def value_at(row: Row, name: str, where: str) -> Any:
     head, dot, rest = name.partition(".")
     if dot and isinstance(row.get(head), Mapping):
         return value_at(row[head], rest, where)
-    inner = [f"{key}.{below}" for key, value in row.items() if isinstance(value, Mapping) for below in value]
-    near = difflib.get_close_matches(name, [*map(str, row), *inner], n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    inner = {
+        str(below): f"{key}.{below}" for key, value in row.items() if isinstance(value, Mapping) for below in value
+    }
+    names = inner | {full: full for full in (*inner.values(), *map(str, row))}
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # a typo; question and solution are 0.63 alike
+    hint = f"; did you mean {names[near[0]]}?" if near else "."
     raise DataError(f'{where}: no field "{name}" among {", ".join(map(str, row)) or "no fields at all"}{hint}')
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from rocstar.dialogue.calls import CLOSE, HERMES, OPEN, CallSyntax
 from rocstar.dialogue.segments import Segment, foreign, ours
+from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import Marked, ToolSpec, tool_schema
 from rocstar.types import Problem
 
@@ -145,8 +146,11 @@ class ChatMl:
 
 
 def prompt_of(template: Template, problem: Problem, tools: Sequence[ToolSpec]) -> tuple[Segment, ...]:
-    """What the model reads first of a problem."""
-    return template.opening(problem.question, tools, problem.system, problem.earlier)
+    """What the model reads first of a problem. Raises DataError for one that the template refuses."""
+    try:
+        return template.opening(problem.question, tools, problem.system, problem.earlier)
+    except ConfigError as refusal:
+        raise DataError(f"{problem.place}: {refusal}") from None
 
 
 def tools_block(tools: Sequence[ToolSpec]) -> tuple[Segment, ...]:

@@ -253,7 +253,8 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
     subject, problem_set = planned.subject, planned.problem_set
     with Recall(planned.folder, name_of(planned.setup, problem_set.stem)) as recall:
         weights = Path(subject.name) / "config.json"  # an endpoint has none, and machines never read it then
-        with opened_machines(subject.recipe, weights, subject.placement) as machines:
+        calls = problem_set.kind.calls(subject.recipe)
+        with opened_machines(subject.recipe, weights, subject.placement, calls=calls) as machines:
             screen.stage("eval", _said(planned))
             if planned.lowered:
                 screen.note(
@@ -267,7 +268,7 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
         questions = (problem.question for problem in problem_set.problems)
         note = note_of(subject.run, subject.step, questions, problem_set.title)
         evaluation = replace(evaluation, result={**evaluation.result, "contamination": note})
-        evaluation.write(planned.folder, subject.step)
+        evaluation.write(planned.folder, subject.step, subject.version)
         recall.forget()
     _tell_kept(evaluation, planned, screen)
     return _public(planned, evaluation.result, planned.folder)

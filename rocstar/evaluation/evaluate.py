@@ -101,13 +101,13 @@ class Evaluation:
     """The contents of `result.json`; docs/evaluation.md explains each key."""
     codec: TextCodec
 
-    def write(self, folder: Path, step: int) -> None:
-        """Save it in `folder`; result.json is written last, because it marks the evaluation as finished. Raises
-        OSError."""
+    def write(self, folder: Path, step: int, version: int) -> None:
+        """Save it in `folder`; result.json is written last, because it marks the evaluation as finished. version: of
+        the weights. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, some in self.groups.items():
             records = [
-                AttemptRecord(problem=group.problem, trajectory=attempt, policy_version=_version(attempt))
+                AttemptRecord(problem=group.problem, trajectory=attempt, policy_version=version)
                 for group in some
                 for attempt in group.trajectories
             ]
@@ -299,8 +299,3 @@ def _notes(summary: EvalSummary) -> tuple[int, float]:
     """`missing` and `undecided` of its figures."""
     judged = summary.attempts - summary.environment_failed
     return summary.environment_failed, summary.undecided / max(1, judged)
-
-
-def _version(attempt: Trajectory) -> int:
-    spans = [span for turn in attempt.turns for span in turn.completion.version_spans]
-    return spans[-1].version if spans else 0

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from rocstar.config.sections import Recipe
 from rocstar.data.problems import ProblemColumns, columns_of, load_problems, problem_of
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import DataError
@@ -31,6 +32,9 @@ from rocstar.evaluation.scoring import Parts, Scorer
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, OneTurn
 from rocstar.types import Problem
+
+if TYPE_CHECKING:
+    from rocstar.parts.build import AttemptParts
 
 OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "rollout.feedback")
 """Prefixes of keys without effect on a benchmark of one turn."""
@@ -56,6 +60,14 @@ class BenchmarkKind:
         """Whether a setting has no effect on attempts of this kind."""
         talks = self.one_turn and key.startswith(OF_DIALOGUE)
         return talks or (self.scorer is not None and key == "evaluate.verifier")
+
+    def refuse_rows(self, problems: Sequence[Problem], parts: AttemptParts) -> None:
+        """Raises DataError like `AttemptParts.refuse_rows`."""
+        parts.refuse_rows(problems, calls=self.calls(parts.recipe), verified=self.scorer is None)
+
+    def calls(self, recipe: Recipe) -> bool:
+        """Whether its attempts may call tools."""
+        return recipe.rollout.has_tools and bool(recipe.sandbox.tools) and not self.one_turn
 
     def conversation(self, usual: Conversation) -> Conversation:
         """`usual`; for a benchmark of one turn without preamble and tools."""

@@ -166,11 +166,13 @@ def means_of_parts(parts_PR: Sequence[Sequence[Mapping[str, float]]]) -> dict[st
     for place, some in enumerate(parts_PR):
         for name, value in chain.from_iterable(parts.items() for parts in some):
             values[name][place].append(value)
-    found = dict[str, float | None]()
+    found, clashes = dict[str, float | None](), Counter[str]()
     for name in sorted(values, key=lambda name: (UNFIT.search(name) is not None, name)):
-        metric = f"reward/parts/{UNFIT.sub('_', name)}"
+        fit = f"reward/parts/{UNFIT.sub('_', name)}"
+        metric = fit + "_" * clashes[fit]
         while metric in found:
             metric += "_"
+        clashes[fit] = len(metric) - len(fit) + 1
         found[metric] = over_problems(values[name])
     return found
 

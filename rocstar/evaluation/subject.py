@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,13 +20,13 @@ from rocstar.engines.process import EngineSettings
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.vllm_server import StartServer, VllmServer
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.learning.models import compute_dtype, device_of, load_model, threads_in_use
 from rocstar.parts.build import AttemptParts, OwnedEngine, attempt_limits, named_engines, opened_fleet
-from rocstar.parts.lengths import named, positions_needed, tokens_of_prompts
+from rocstar.parts.lengths import positions_needed, tokens_of_prompts
 from rocstar.parts.modelfolder import model_facts, model_name, model_named
 from rocstar.parts.placement import EMBEDDED, NOWHERE, Placement, placed_here
 from rocstar.parts.threads import begin_threads
@@ -36,6 +36,7 @@ from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, specs_of
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.chat_http import check_address
+from rocstar.support.weights import state_of
 from rocstar.types import Problem
 
 READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "model.fp32_head", "evaluate.verifier",
@@ -93,6 +94,13 @@ class LocalModel:
         return AttemptParts(self.recipe).specs if self.recipe.rollout.has_tools else ()
 
     @property
+    def version(self) -> int:
+        """Optimizer updates behind the weights; 0 where no checkpoint says."""
+        with suppress(DataError):
+            return int(state_of(self.run.checkpoint(self.step))["policy_version"]) if self.run else 0
+        return 0
+
+    @property
     def placement(self) -> Placement:
         """Which engine takes which GPU. Raises ConfigError if they do not fit."""
         return placed_here(self.recipe, self.model, self.holds, learns=False).refuse()
@@ -117,14 +125,13 @@ class LocalModel:
         environment = kind.environment or parts.environment
         tokens_of = tokens_of_prompts(self.conversation(kind), environment)
         holds, rollout = self.holds, self.recipe.rollout
-        parts.refuse_row_arguments(problems if rollout.has_tools else ())
-        parts.refuse_without_columns(() if kind.scorer else problems)
+        kind.refuse_rows(problems, parts)
         if not self.capped:
             where = max(problems, key=tokens_of)
             longest = tokens_of(where)
             if longest >= holds:
                 raise ConfigError(
-                    f"the longest prompt, {longest} tokens ({named(where)}), fills the {holds} positions of the model; "
+                    f"the longest prompt, {longest} tokens ({where.place}), fills the {holds} positions of the model; "
                     f"take a template that writes less around it than {rollout.template!r} (--template), leave such "
                     "problems out, or take a model that holds more"
                 )
@@ -224,6 +231,7 @@ class EndpointModel:
     """System message; None for none."""
     run: None = None
     step: int = 0
+    version: int = 0
     placement: Placement = NOWHERE
 
     @property
@@ -252,9 +260,7 @@ class EndpointModel:
         before the first request."""
         check_address(self.url)
         self.conversation(kind)
-        parts = AttemptParts(self.recipe)
-        parts.refuse_row_arguments(problems)
-        parts.refuse_without_columns(() if kind.scorer else problems)
+        kind.refuse_rows(problems, AttemptParts(self.recipe))
         if self.tools == "none" and any(map(specs_of, problems)):
             raise ConfigError("these problems bring functions that a model may call, which --tools none does not send")
         return self, 0
@@ -319,7 +325,8 @@ def find_agent(name: str, runs: Path, settings: Sequence[str], context: int | No
 @asynccontextmanager
 async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> AsyncIterator[Roller]:
     """Engine and sandbox for `rows` conversations at once, of `positions` tokens each. Raises what opening raises."""
-    with started_sandbox(subject.recipe.sandbox) as sandbox:
+    recipe = subject.recipe
+    with started_sandbox(recipe.sandbox, calls=MATH.calls(recipe)) as sandbox:
         async with subject.opened(positions, sandbox, rows=rows) as roller:
             yield roller
 

@@ -29,7 +29,6 @@ SIMULATED_ENGINES = 2
 EACH = 8
 """GPUs of a machine."""
 MOST = 1e12  # GB, teraflops or GB/s of a GPU: beyond any, and no product of it overflows
-DAY = 86400.0
 TOKEN_BYTES = 7.0
 """Bytes of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart)."""
 CHECKPOINT_BYTES = 8.0
@@ -161,7 +160,8 @@ class GpuPlan:
     sequences: float
     """At their mean length that one engine's KV cache holds."""
     stages: Sequence[StagePlan]
-    disk_bytes_a_day: float
+    disk_bytes: float
+    """Of the run's rollouts, and of the checkpoints that are there at once, at most."""
     refusals: Sequence[str]
     """Why this cannot run; empty where it can."""
     limit: str
@@ -212,7 +212,7 @@ class Planner:
             kv_tokens=kv_tokens,
             sequences=kv_tokens / max(1.0, assumed.length_share * self.recipe.longest_response),
             stages=stages,
-            disk_bytes_a_day=self._disk(shape, stages),
+            disk_bytes=self._disk(shape, stages),
             refusals=placement.refusals,
             limit=_limit(stages),
         )
@@ -301,14 +301,11 @@ class Planner:
         )
 
     def _disk(self, shape: Shape, stages: Sequence[StagePlan]) -> float:
-        """Bytes of rollouts and checkpoints in a day of the longest stage."""
-        if not stages:
-            return 0.0
         run, trained = self.recipe.run, self.recipe.model
-        longest = max(stages, key=lambda stage: stage.hours)
-        steps = DAY / max(longest.step_seconds, 1e-9)
-        recorded = TOKEN_BYTES * longest.tokens * steps if longest.rollout_seconds and run.save_rollouts else 0.0
-        kept = run.keep_checkpoints + len(stages)
+        written = sum(stage.tokens * stage.steps for stage in stages if stage.rollout_seconds)
+        recorded = TOKEN_BYTES * written if run.save_rollouts else 0.0
+        newest = sum(stage.hours for stage in stages) * 3600 // max(1.0, run.checkpoint_seconds)
+        kept = min(run.keep_checkpoints, newest) + len(stages)
         merged = 2.0 * shape.parameters * len(stages) * (trained.lora_rank > 0)
         checkpoint = CHECKPOINT_BYTES * shape.trained(trained) + moments(self.recipe.stage, shape, trained)
         return recorded + kept * checkpoint + merged

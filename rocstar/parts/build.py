@@ -28,7 +28,6 @@ from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
 from rocstar.errors import ConfigError, DataError, EngineUnavailable, Unavailable
-from rocstar.parts.lengths import named
 from rocstar.parts.placement import Placement
 from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, ToolSpec, Verifier
 from rocstar.rollout.collect import Roller
@@ -98,26 +97,25 @@ class AttemptParts:
         """Columns of the data that the verifier requires. Raises ConfigError for an unknown verifier."""
         return columns_for(self.recipe.evaluate.verifier, self.recipe.run.modules)
 
-    def refuse_without_columns(self, problems: Iterable[Problem]) -> None:
-        """Raises DataError for a row without a column that the verifier requires."""
-        for problem in problems if self.columns else ():
-            if lacking := [name for name in self.columns if name not in problem.metadata]:
+    def refuse_rows(self, problems: Iterable[Problem], *, calls: bool = True, verified: bool = True) -> None:
+        """Raises DataError for a row without a column that the verifier requires, and for one with arguments of its own
+        for a tool, which none receives (verl's `tools_kwargs`). calls: whether these attempts may call tools; an agent
+        or an environment of the user's own reads the row. verified: whether the verifier judges them."""
+        own = self.recipe.rollout.agent or self.recipe.rollout.environment
+        specs = self.shown_specs if calls and not own else ()
+        names = [name for spec in specs for name in (spec.name, *spec.aliases)]
+        columns = self.columns if verified else ()
+        for problem in problems if names or columns else ():
+            if lacking := [name for name in columns if name not in problem.metadata]:
                 raise DataError(
-                    f"{named(problem)} has no column {', '.join(lacking)} beside those of question and answer, which "
+                    f"{problem.place} has no column {', '.join(lacking)} beside those of question and answer, which "
                     f"{self.recipe.evaluate.verifier} requires; add it, give the parameter a default, or take "
                     "`question` and `answer` by these names"
                 )
-
-    def refuse_row_arguments(self, problems: Iterable[Problem]) -> None:
-        """Raises DataError for a row with arguments of its own for one of the tools, which none receives: verl's
-        `tools_kwargs`. An agent or an environment of the user's own reads the row."""
-        own = self.recipe.rollout.agent or self.recipe.rollout.environment
-        names = () if own else [spec.name for spec in self.shown_specs]
-        for problem in problems if names else ():
             given = _object(_object(problem.metadata.get("extra_info")).get("tools_kwargs"))
             if unread := [name for name in names if _gives(given.get(name))]:
                 raise DataError(
-                    f"{named(problem)} has extra_info.tools_kwargs for {', '.join(unread)}, which no tool receives; "
+                    f"{problem.place} has extra_info.tools_kwargs for {', '.join(unread)}, which no tool receives; "
                     "leave them out, or let a rollout.agent read them (client.row)"
                 )
 
@@ -278,7 +276,7 @@ class _OwnEnvironment:
 
     @contextmanager
     def _faults(self, method: str) -> Iterator[None]:
-        place = f"{type(self._inner).__name__}.{method} failed at problem {named(self._problem)}"
+        place = f"{type(self._inner).__name__}.{method} failed at problem {self._problem.place}"
         try:
             with own_code(f"rollout.environment: {place}", self._inner):
                 yield

@@ -8,7 +8,7 @@ from rocstar.errors import ConfigError
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.types import Problem
 
-SHOWN_CHARS, SHOWN_PROBLEMS = 60, 5  # in a message
+SHOWN_PROBLEMS = 5  # in a message
 UNLIMITED = AttemptLimits(max_turns=1, max_response_tokens=1, max_parallel_calls=1)  # a prompt depends on no limit
 
 
@@ -31,17 +31,11 @@ def tokens_of_prompts(conversation: Conversation, environment: EnvironmentFactor
     return count_once if environment is ToolEnvironment else count
 
 
-def named(problem: Problem) -> str:
-    """Its place, for a message: file and line, or its beginning if no file is known."""
-    line = problem.metadata.get("line")
-    return f"{problem.source} line {line}" if problem.source and line else f"{problem.question[:SHOWN_CHARS]!r}"
-
-
 def within(problems: Sequence[Problem], most: int, tokens_of: TokensOf) -> tuple[list[Problem], str]:
     """Problems whose prompt has at most `most` tokens; and a description of the others, empty if there are none."""
     lengths = [tokens_of(problem) for problem in problems]
     fitting = [problem for problem, tokens in zip(problems, lengths, strict=True) if tokens <= most]
-    long = [f"{named(problem)} ({tokens})" for problem, tokens in zip(problems, lengths, strict=True) if tokens > most]
+    long = [f"{problem.place} ({tokens})" for problem, tokens in zip(problems, lengths, strict=True) if tokens > most]
     shown = ", ".join(long[:SHOWN_PROBLEMS]) + (", ..." if len(long) > SHOWN_PROBLEMS else "")
     excluded = f"{len(long)} of {len(problems)} problems, whose prompts have more than {most} tokens: {shown}"
     return fitting, excluded if long else ""
@@ -69,7 +63,7 @@ def positions_needed(
         remedies.append(f"leave such problems out{left_out}")
         raise ConfigError(
             f"rollout.max_response_tokens {response_tokens} and the longest prompt of {prompt} tokens "
-            f"({named(longest)}{f', and {others} more are too long' if others else ''}) need {needed} positions, the "
+            f"({longest.place}{f', and {others} more are too long' if others else ''}) need {needed} positions, the "
             f"model holds {model_positions}; {', '.join(remedies)}, or take a model that holds more "
             "(model.max_positions of one from random weights)"
         )

@@ -87,7 +87,8 @@ LEVELS = (
         name="truncation",
         least=0.3,
         says="{:.0%} of the attempts were cut by the token limit",
-        action="raise rollout.max_response_tokens; until then they count as rollout.truncated says (by default wrong)",
+        action="raise rollout.max_response_tokens; until then they count as rollout.truncated says, or an agent's own "
+        "reward",
     ),
     Level(
         metric="tool/none_share",

@@ -125,5 +125,5 @@ async def _ask(
                 said=run.screen.attempted,
                 recall=recall,
             )
-            made.write(folder, run.progress.step)
+            made.write(folder, run.progress.step, run.policy.version)
         recall.forget()

@@ -160,8 +160,9 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         benchmarks=benchmarks,
         notes=[*layout_notes, *notes, *_stale(recipe.rl_stages), *of_stages],
     )
-    parts.refuse_row_arguments(material.questions)
-    parts.refuse_without_columns(material.questions)
+    parts.refuse_rows(material.questions)
+    for one in benchmarks:
+        one.source.kind.refuse_rows(one.source.problems, AttemptParts(one.recipe))
     for problem in material.questions[:1] if is_reference(recipe.evaluate.verifier) else ():
         failures = failures_on_answer(recipe.evaluate.verifier, recipe.run.modules, problem)
         material = replace(material, notes=[*material.notes, *failures])

@@ -27,13 +27,19 @@ Layout = Sequence[Piece]
 
 
 def layouts_of(shown: Iterable[Chat], template: Template, specs: Sequence[ToolSpec]) -> list[Layout]:
-    """Demonstrations of an SFT stage. specs: the tools of the run."""
+    """Demonstrations of an SFT stage. specs: the tools of the run. Raises DataError for one that the template
+    refuses."""
     # A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
     # and preamble mention problems and boxes, which would be wrong there.
-    return [
-        list(pieces(one, template, specs) if one.tools is None else pieces(one, template.chat(), one.tools))
-        for one in shown
-    ]
+    layouts: list[Layout] = []
+    for one in shown:
+        try:
+            laid = pieces(one, template, specs) if one.tools is None else pieces(one, template.chat(), one.tools)
+            layouts.append(list(laid))
+        except ConfigError as refusal:
+            begins = one.messages[0].content[:60]
+            raise DataError(f"demonstration {len(layouts) + 1}, {begins!r}: {refusal}") from None
+    return layouts
 
 
 def rows_of_layouts(stage: str, layouts: Sequence[Layout], codec: Codec, template: Template, most: int) -> list[SftRow]:

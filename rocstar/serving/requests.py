@@ -46,15 +46,15 @@ class ChatRequest(BaseModel):
     n: Literal[1] = 1
     stop: Literal[""] | Annotated[list[Any], Field(max_length=0)] = ""
     logprobs: Literal[False] = False
-    frequency_penalty: float = Field(default=0, ge=0, le=0)
-    presence_penalty: float = Field(default=0, ge=0, le=0)
+    frequency_penalty: Literal[0] = 0
+    presence_penalty: Literal[0] = 0
     response_format: dict[Literal["type"], Literal["text"]] = {}
     tools: Annotated[list[Any], Field(max_length=0)] = []
-    tool_choice: Literal["none", "auto"] = "auto"
+    tool_choice: Literal["auto"] = "auto"
     parallel_tool_calls: Literal[True] = True
     store: Literal[False] = False
     model: Any = None
-    user: Any = None
+    user: Any = None  # like metadata, a note of the client's that changes no answer of OpenAI's either
     metadata: Any = None
 
     @property

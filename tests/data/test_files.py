@@ -99,6 +99,7 @@ def test_columns_are_mapped_and_the_rest_is_kept(tmp_path: Path) -> None:
         ({"ask": "a", "answer": "1"}, {}, ["ask, answer do not fit", "data.columns", "--question"]),
         ({"problem": "a", "answer": "1"}, {"question": "probem"}, ['"probem"', "did you mean problem?"]),
         ({"problem": "a", "answer": "1"}, {"answer": "anwser"}, ['"anwser"', "did you mean answer?"]),
+        ({"ask": "a", "solution": "1"}, {"question": ["question", "body"]}, ['"question" among ask, solution.']),
         ({"problem": "a", "reward_model": {"ground_truth": "1"}}, {"answer": "ground_truth"}, ["mean reward_model.gr"]),
         ({"ask": "Why?", "answer": "7"}, {"question": ["contxt", "ask"]}, ['no field "contxt"']),
     ],

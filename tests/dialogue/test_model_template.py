@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from rocstar.data.sft.format import Chat, Message, Role
 from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.calls import LLAMA as LLAMA_CALLS
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import Author, text_of
 from rocstar.dialogue.template import MODEL_PREAMBLE, PAPER, prompt_of
 from rocstar.dialogue.templates import template_for
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec, tool_schema
+from rocstar.run.rows import layouts_of
 from rocstar.types import Problem
 from tests.dialogue import published
 from tests.dialogue.folders import LLAMA, LLAMA_MARKERS, PYTHON, THINKING, byte_level, folder_of, published_qwen
@@ -198,6 +200,16 @@ def test_a_template_that_fails_is_named_in_one_sentence(tmp_path: Path) -> None:
             template_for("model", folder_of(tmp_path, broken))
     with pytest.raises(ConfigError, match=r"can't render such a conversation: no users here\.$"):
         template_for("model", folder_of(tmp_path, "{{ raise_exception('no users here') }}"))
+    picky = "{% if messages[0].role == 'system' %}{{ raise_exception('no system text') }}{% endif %}" + THINKING
+    said = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q"})
+    row = Problem(id="", question="Q", answer="", source="a.jsonl", metadata={"line": 7}, messages=said)
+    with pytest.raises(DataError, match=r"^a\.jsonl line 7: .* can't render such a conversation: no system text\.$"):
+        prompt_of(template_for("model", folder_of(tmp_path, picky)), row, ())
+    talk = Chat(
+        messages=(Message(role=Role.SYSTEM, content="Be brief."), Message(role=Role.USER, content="Q")), tools=()
+    )
+    with pytest.raises(DataError, match=r"^demonstration 1, 'Be brief\.': .* such a conversation: no system text\.$"):
+        layouts_of([talk], template_for("model", folder_of(tmp_path, picky)), ())
 
 
 def test_of_several_named_templates_the_one_for_tools_is_taken(tmp_path: Path) -> None:

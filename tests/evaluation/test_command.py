@@ -128,8 +128,8 @@ def test_a_sandbox_that_dies_ends_in_a_sentence_and_no_result(
     assert not (workplace / "runs").exists()
 
 
-def test_a_refused_sandbox_is_found_before_weights_are_read(
-    model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_refused_sandbox_is_found_before_weights_are_read_and_only_where_something_calls_it(
+    model_folder: Path, workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     monkeypatch.setattr(subject, "load_model", lambda *_, **__: read.append("weights"))
@@ -140,6 +140,11 @@ def test_a_refused_sandbox_is_found_before_weights_are_read(
     monkeypatch.setattr("rocstar.sandbox.client.SandboxClient.start", refused)
     assert cli.run(["eval", str(model_folder), "--data", "math/test.jsonl", *FEW]) == exits.USAGE
     assert "this machine offers L1" in capsys.readouterr().err and not read
+    monkeypatch.undo()
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr("rocstar.sandbox.client.SandboxClient.start", refused)
+    for nothing_calls in ("rollout.max_turns=1", "sandbox.tools=[]"):
+        evaluated(capsys, model_folder, "math/test.jsonl", nothing_calls)
 
 
 def test_a_cap_that_nobody_asked_for_is_what_fits_into_the_model(

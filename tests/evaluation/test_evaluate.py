@@ -17,6 +17,7 @@ from rocstar.dialogue.templates import template_for
 from rocstar.errors import RunHalted, SandboxUnavailable
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy, name_of, setup_of
 from rocstar.evaluation.evaluate import _words_of as setup_words
+from rocstar.record.rollouts import attempt_rows
 from rocstar.rollout.collect import Roller
 from rocstar.support.screen import Screen
 from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
@@ -74,7 +75,10 @@ async def test_below_the_budget_every_figure_names_what_is_missing(tmp_path: Pat
     assert (result["attempts"], result["environment_failed"]) == (20, 1)
     for name in ("accuracy", "avg@1", "pass@1"):
         assert (result[name]["n"], result[name]["missing"]) == (19, 1)
-    made.write(tmp_path / "e", 3)
+    made.write(tmp_path / "e", 3, 7)
+    assert {row["policy_version"] for row in attempt_rows(tmp_path / "e" / "samples.parquet", ("policy_version",))} == {
+        7
+    }
     kept = json.loads((tmp_path / "e" / "result.json").read_text())
     assert kept["accuracy"]["missing"] == 1 and kept["setup"] == SETUP
 
@@ -94,7 +98,7 @@ async def test_undecided_attempts_are_in_every_figure_as_not_right_and_their_sha
     Screen().figures(made.result)
     shown = capsys.readouterr().out
     assert "20, 10.0% undecided" in shown and re.search(r"reward/parts/half_share +0\.425", shown)
-    made.write(tmp_path / "e", 0)
+    made.write(tmp_path / "e", 0, 0)
     assert {file.name for file in (tmp_path / "e").iterdir()} == {"samples.parquet", "greedy.parquet", "result.json"}
 
 

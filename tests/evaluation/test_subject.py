@@ -13,7 +13,9 @@ pytest.importorskip("torch")
 from rocstar.config.recipe import recipe_of
 from rocstar.config.sections import Recipe
 from rocstar.errors import DataError
+from rocstar.evaluation.kinds import KINDS
 from rocstar.evaluation.subject import LocalModel
+from rocstar.record.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id
 from tests.forks import fork_children
@@ -56,5 +58,17 @@ def test_arguments_of_rows_for_a_tool_concern_no_evaluation_without_tools(model_
     row = replace(PROBLEMS[0], metadata={"extra_info": {"tools_kwargs": {"python": {"create_kwargs": {"a": 1}}}}})
     one_turn = LocalModel(model=model_folder, recipe=recipe_of({"rollout": ROLLOUT}, [stage]))
     assert one_turn.fitted([row])
-    with pytest.raises(DataError, match="tools_kwargs for python"):
-        replace(one_turn, recipe=recipe(rollout=ROLLOUT | {"max_turns": 3})).fitted([row])
+    with_tools = replace(one_turn, recipe=recipe(rollout=ROLLOUT | {"max_turns": 3}))
+    alias = replace(row, metadata={"extra_info": {"tools_kwargs": {"jupyter_code": {"top": 1}}}})
+    for given, name in ((row, "python"), (alias, "jupyter_code")):
+        with pytest.raises(DataError, match=f"tools_kwargs for {name}"):
+            with_tools.fitted([given])
+    assert with_tools.fitted([row], KINDS["ifeval"]), "of one turn, whatever max_turns says"
+
+
+def test_the_version_of_a_runs_weights_is_that_of_its_checkpoint(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.checkpoint(3).mkdir(parents=True)
+    (run.checkpoint(3) / "state.json").write_text('{"policy_version": 7}')
+    assert LocalModel(model=tmp_path, recipe=recipe(), run=run, step=3).version == 7
+    assert LocalModel(model=tmp_path, recipe=recipe(), run=run, step=4).version == 0, "it does not say"

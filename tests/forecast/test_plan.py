@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -15,7 +16,7 @@ from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection, Recipe
 from rocstar.errors import ConfigError
 from rocstar.forecast import plan as forecast
-from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, Planner, gpu_named
+from rocstar.forecast.plan import GPUS, TOKEN_BYTES, Assumptions, GpuPlan, Planner, gpu_named
 from rocstar.forecast.workload import synthetic_workload, with_mean
 from rocstar.parts.memory import host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
@@ -107,6 +108,14 @@ def test_the_papers_run_fits_its_gpus_and_takes_days_not_hours_or_months() -> No
     assert not made.refusals
     assert 0.6 * 7 < made.hours / 24 < 1.4 * 7  # the paper: about a week
     assert made.stages[1].calls == pytest.approx(45_000, rel=0.05)
+
+
+def test_disk_is_of_the_whole_run() -> None:
+    small = partial(plan, "7b-8gpu.toml", "h100", 8, *SMALL)
+    short, long = small("run.checkpoint_seconds=1e9"), small("run.checkpoint_seconds=0", "run.keep_checkpoints=3")
+    checkpoint = (long.disk_bytes - short.disk_bytes) / 3
+    rollouts = sum(TOKEN_BYTES * stage.tokens * stage.steps for stage in short.stages if stage.rollout_seconds)
+    assert short.disk_bytes == pytest.approx(len(short.stages) * checkpoint + rollouts) and checkpoint > 7e10
 
 
 def test_what_matters_most_to_a_plan_is_how_long_answers_are() -> None:

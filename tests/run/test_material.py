@@ -285,6 +285,12 @@ def test_a_row_without_a_column_that_the_reward_requires_is_refused(tmp_path: Pa
     rows = [{"question": f"{n}?", "answer": "1", "width": n} for n in range(3)]
     data = files(write(tmp_path / "a.jsonl", *rows))
     material(imitating(tmp_path), RL, data=data, evaluate=judged)
+    sums = 'title = "Sums"\nsource = "made here"\nkind = "math"\nfiles = ["b.jsonl"]\n'
+    (tmp_path / "sums.toml").write_text(f"{sums}[protocol]\nattempts = 1\ntemperature = 1.0\n")
+    write(tmp_path / "b.jsonl", {"question": "?", "answer": "1"})
+    asked = [{"name": str(tmp_path / "sums.toml"), "folder": str(tmp_path)}]
+    with pytest.raises(DataError, match="b line 1 has no column width"):
+        material(imitating(tmp_path), RL, data=data, evaluate=judged | {"benchmark": asked})
     write(tmp_path / "a.jsonl", *rows, {"question": "?", "answer": "1"})
     with pytest.raises(DataError, match=r"a\.jsonl line 4 has no column width beside .*needs\.py:right requires; add"):
         material(imitating(tmp_path), RL, data=data, evaluate=judged)

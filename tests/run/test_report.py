@@ -68,9 +68,11 @@ def test_every_drop_has_its_own_counter() -> None:
 
 
 def test_parts_are_averaged_as_rewards_are_over_the_attempts_that_have_them() -> None:
-    found = means_of_parts([[{"form": 1.0}, {"form": 0.0}, {}], [{"form": 0.25, "": 2.0, "a b": 1.0, "a.b": 3.0}], []])
+    found = means_of_parts(
+        [[{"form": 1.0}, {"form": 0.0}, {}], [{"form": 0.25, "": 2.0, "a b": 1.0, "a.b": 3.0, "a!b": 4.0}], []]
+    )
     means = {name.removeprefix("reward/parts/"): mean for name, mean in found.items()}
-    assert means == {"_": 2.0, "form": 0.375, "a_b": 1.0, "a_b_": 3.0}
+    assert means == {"_": 2.0, "form": 0.375, "a_b": 1.0, "a_b_": 4.0, "a_b__": 3.0}
 
 
 def written_by(*spans: tuple[int, int]) -> Group:

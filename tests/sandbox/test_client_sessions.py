@@ -38,7 +38,7 @@ async def test_cells_are_numbered_and_carry_what_they_were_given(client: Sandbox
     assert (first.cell, first.seed, first.files, first.fetch) == (1, 7, {"a": b"1"}, ("b",))
     assert (first.session, first.limits.wall_seconds, second.limits.wall_seconds) == (second.session, 3.0, 1.0)
     assert (second.cell, second.seed, second.files, second.fetch) == (2, 7, {}, ())
-    assert first.patience_seconds == pytest.approx(9.0, abs=1.0) and second.patience_seconds > 3000
+    assert 0 < first.patience_seconds <= 9.0 and second.patience_seconds > 3000
     assert await asyncio.to_thread(eventually, lambda: daemon.frames[-1].kind is FrameKind.CLOSE)
 
 

@@ -241,7 +241,8 @@ def test_files_of_a_slot_that_has_ended_are_removed_while_the_daemon_runs(plan: 
         assert eventually(lambda: glob.glob(f"{daemon.workdirs}/*") == [])
 
 
-def test_it_ends_with_the_process_that_started_it_even_where_the_connection_stays_open() -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_it_ends_with_the_process_that_started_it_even_where_the_connection_stays_open(is_stopped: bool) -> None:
     code = """
         import os, sys, time
         from tests.sandbox.driver import Daemon
@@ -256,6 +257,8 @@ def test_it_ends_with_the_process_that_started_it_even_where_the_connection_stay
         process = psutil.Process(int(parent.stdout.readline()))
         family = [process, *process.children(recursive=True)]
         heirs = psutil.Process(parent.pid).children()
+        if is_stopped:
+            process.suspend()
         parent.kill()
     assert eventually(lambda: not any(each.is_running() for each in family))
     for heir in heirs:

@@ -104,6 +104,8 @@ async def test_the_conversation_so_far_is_laid_out_as_the_template_does() -> Non
             {"tools": [{"type": "function"}]},
             "tools is not obeyed here; leave it out, because this server runs",
         ),
+        ({"tool_choice": "none"}, "tool_choice is not obeyed here; leave it out, because this server runs"),
+        ({"presence_penalty": 0.5}, "presence_penalty is not obeyed here; leave it out"),
         ({"n": 2}, "n is not obeyed here; leave it out"),
         ({"response_format": {"type": "json_object"}}, "response_format is not obeyed here; leave it out"),
         ({"temperature": "hot"}, "temperature: Input should be a valid number"),
@@ -152,6 +154,7 @@ async def test_a_text_without_room_is_refused_before_it_is_encoded(monkeypatch: 
 
 async def test_what_clients_send_without_asking_for_anything_is_taken() -> None:
     more = {"n": 1, "stop": None, "tools": [], "user": "me", "frequency_penalty": 0, "top_p": 1.0, "seed": 4}
+    more |= {"presence_penalty": 0.0, "tool_choice": "auto", "metadata": {"ticket": "7"}}
     assert (await ask(agent_over(Piecewise([ANSWER])), {**ASKED, **more})).status_code == 200
 
 

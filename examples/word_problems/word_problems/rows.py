@@ -20,7 +20,7 @@ import csv
 import gzip
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,12 +119,11 @@ def held_out(rows: Sequence[WordProblem], count: int, seed: int) -> tuple[list[W
     return [row for row in rows if row.template not in aside], [first[key] for key in sorted(aside)]
 
 
-def to_problem(row: WordProblem, numbers: Numbers = "digits", seen: Set[str] | None = None) -> Problem:
+def to_problem(row: WordProblem, numbers: Numbers = "digits") -> Problem:
     """A row as a problem.
 
     Answer: the equation's value where that agrees with the file (which rounds), else the file's. Metadata: `template`,
-    `operators`, `unused_numbers`; with `seen`, the templates trained on, also `duplicate` (this one is among them);
-    when masked, also `given`."""
+    `operators`, `unused_numbers`; when masked, also `given`."""
     question = shown(row, numbers)
     prelude = _assignments(row.numbers) if numbers == "masked" else ""
     metadata: dict[str, object] = {
@@ -132,8 +131,6 @@ def to_problem(row: WordProblem, numbers: Numbers = "digits", seen: Set[str] | N
         "operators": row.operators,
         "unused_numbers": row.unused_numbers,
     }
-    if seen is not None:
-        metadata["duplicate"] = row.template in seen
     if prelude:
         metadata["given"] = prelude
     return Problem(

@@ -185,8 +185,7 @@ def _wording(parts: AttemptParts, tokenizer: Path | None) -> Wording:
     from rocstar.parts.modelfolder import find_model, model_facts
 
     def render(problem: Problem) -> str:
-        parts.refuse_row_arguments([problem])
-        parts.refuse_without_columns([problem])
+        parts.refuse_rows([problem])
         return text_of(prompt_of(chosen, problem, parts.shown_specs))
 
     recipe, path = parts.recipe, parts.recipe.model.path
@@ -269,5 +268,5 @@ def _report_lines(report: FileReport) -> Iterator[str]:
 def _finding_lines(title: str, finding: FindingCount) -> Iterator[str]:
     yield f"{finding.rows:>7,} {title}"
     yield from (f"          {example}" for example in finding.examples)
-    if more := finding.rows - sum(rows for _, rows in finding.messages.values()):
+    if more := finding.not_shown:
         yield f"          and {more:,} more"

@@ -145,7 +145,7 @@ def _print(made: GpuPlan) -> None:
     hours = made.hours
     lasts = f"{hours:,.1f} hours ({hours / 24:.1f} days)" if hours >= 1 else f"{hours * 60:.1f} minutes"
     print(f"\n{lasts}; most of it goes into {made.limit}")
-    print(f"disk: {made.disk_bytes_a_day / 1e9:,.0f} GB in a day of the longest stage")
+    print(f"disk: up to {made.disk_bytes / 1e9:,.{0 if made.disk_bytes >= 1e10 else 2}f} GB")
     changes = ", ".join(f"{name} {factor - 1:+.0%}" for name, factor in made.matters.items())
     print(f"hours when an assumption is a quarter larger: {changes}")
 

@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from rocstar.types import Problem
 
 SHOWN_EXAMPLES = 5
 MAX_SHOWN_CHARS = 400
-LINE = re.compile(r"line \d+")
 NEAR = 0.7
 
 
@@ -64,26 +64,32 @@ class Wording:
 
 @dataclass(slots=True)
 class FindingCount:
-    """The number of rows with one fault, and the first few distinct messages about it with their row counts."""
+    """The rows with one fault."""
 
-    rows: int = 0
-    messages: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Message without its line -> (the first such message, number of rows)."""
+    lines: dict[str, list[int]] = field(default_factory=dict)
+    """What is wrong, with `line N` for the row's own -> the lines of the rows of which this holds."""
 
-    def add(self, message: str) -> None:
-        self.rows += 1
-        found = LINE.sub("", message, count=1)
-        if found in self.messages or len(self.messages) < SHOWN_EXAMPLES:
-            first, rows = self.messages.get(found, (message, 0))
-            self.messages[found] = first, rows + 1
+    def add(self, line: int, message: str) -> None:
+        self.lines.setdefault(message.replace(f"line {line}", "line N", 1), []).append(line)
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.lines.values()))
 
     @property
     def examples(self) -> list[str]:
+        """The first few messages, each with its first line."""
         examples = []
-        for message, rows in self.messages.values():
+        for found, lines in islice(self.lines.items(), SHOWN_EXAMPLES):
+            message = found.replace("line N", f"line {lines[0]}", 1)
             cut = message if len(message) <= MAX_SHOWN_CHARS else f"{message[: MAX_SHOWN_CHARS - 1]}…"
-            examples.append(f"{cut} ({rows:,} rows)" if rows > 1 else cut)
+            examples.append(f"{cut} ({len(lines):,} rows)" if len(lines) > 1 else cut)
         return examples
+
+    @property
+    def not_shown(self) -> int:
+        """The rows that no example counts."""
+        return sum(map(len, islice(self.lines.values(), SHOWN_EXAMPLES, None)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,7 +139,10 @@ class FileReport:
 
     def as_json(self) -> dict[str, Any]:
         quantiles = {name: self.quantile(share) for name, share in QUANTILES.items()}
-        counted = {name: {"rows": found.rows, "examples": found.examples} for name, found in self.findings.items()}
+        counted = {
+            name: {"rows": found.rows, "examples": found.examples, "lines": found.lines}
+            for name, found in self.findings.items()
+        }
         return {
             "file": self.file,
             "sha256": self.sha256,
@@ -171,20 +180,21 @@ def check_file(
     report.compared_with = dict(index.sizes())
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
         for problem, prompt in _readable(path, columns, wording, report):
-            name = f"line {problem.metadata['line']}"
+            line: int = problem.metadata["line"]
+            name = f"line {line}"
             if not report.prompt:
                 report.prompt, report.answer = _visible(prompt, wording.markers), problem.answer
             accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
             if not accepted:
-                report.findings["refused"].add(f'{name}: "{problem.answer[:60]}" ({method})')
+                report.findings["refused"].add(line, f'{name}: "{problem.answer[:60]}" ({method})')
             backwards = _backwards(problem.answer)
             if backwards != problem.answer and check(problem.answer, f"\\boxed{{{backwards}}}")[0]:
-                report.findings["reordered"].add(f'{name}: "{backwards[:60]}" for "{problem.answer[:60]}"')
+                report.findings["reordered"].add(line, f'{name}: "{backwards[:60]}" for "{problem.answer[:60]}"')
             place = f"{name}: {problem.question[:60]}"
             if problem.id in ids:
-                report.findings["held_out"].add(place)
+                report.findings["held_out"].add(line, place)
             elif is_asked(problem):
-                report.findings["asked_again"].add(place)
+                report.findings["asked_again"].add(line, place)
             _compare(report, problem, check, seen, index)
     if not report.rows:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
@@ -223,21 +233,22 @@ def _readable(path: str, columns: ColumnsOf, wording: Wording, report: FileRepor
             report.lengths[length] += 1
             yield problem, prompt
         except DataError as fault:
-            report.findings["bad"].add(str(fault))
+            report.findings["bad"].add(line, str(fault))
 
 
 def _compare(report: FileReport, problem: Problem, check: Check, seen: QuestionIndex, index: BenchmarkIndex) -> None:
-    name = f"line {problem.metadata['line']}"
+    line: int = problem.metadata["line"]
+    name = f"line {line}"
     question, answer = before_asking(problem)
     match = seen.add(question, answer, name, form=same_form(answer))
     if match is not None and not match.exact:
-        report.findings["near"].add(f"{name}: {match.evidence}")
+        report.findings["near"].add(line, f"{name}: {match.evidence}")
     elif match is not None:
         same = match.same_answer or check(match.answer, f"\\boxed{{{answer}}}")[0]
         difference = "" if same else f" and the answer {match.answer}, not {answer}"
-        report.findings["duplicates" if same else "conflicts"].add(f"{name}: {match.evidence}{difference}")
+        report.findings["duplicates" if same else "conflicts"].add(line, f"{name}: {match.evidence}{difference}")
     if index and (overlap := index.find(problem.question)):
-        report.findings["overlaps"].add(f"{name}: {overlap.evidence}")
+        report.findings["overlaps"].add(line, f"{name}: {overlap.evidence}")
         report.by_benchmark[overlap.found.benchmark] += 1
 
 

@@ -39,7 +39,7 @@ from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.daemon.worker import ProgramRun
 from rocstar.sandbox.slot import zygote
 from rocstar.sandbox.slot.program import MOST_FILES
-from rocstar.sandbox.walls import cgroups, folders, plans
+from rocstar.sandbox.walls import cgroups, folders, linux, plans
 from rocstar.sandbox.walls.cgroups import Groups
 from rocstar.sandbox.wire import FrameKind
 
@@ -85,6 +85,7 @@ print(*(name for name, holds in found.items() if holds))
 def main() -> None:
     """Serve until the client closes or its process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only its client ends it; zygotes inherit this
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGCONT, what="parent death signal")  # one that is stopped ends too
     values = json.loads(sys.argv[1])
     settings = msgspec.convert(values, DaemonSettings)
     connection = socket.socket(fileno=values["fd"])
