@@ -53,7 +53,7 @@ def plan(
         print(f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu", file=sys.stderr)
     spec = gpu_named(gpu)
     loaded = load_recipe(recipe, settings or [])
-    for stage in () if placement else loaded.rl_stages:
+    for stage in () if placement else loaded.rollout_stages:
         if rounds := stage.rollout.refill:
             print(
                 f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted",
@@ -84,6 +84,7 @@ def plan(
 
 def _within_pools(recipe: Recipe) -> Recipe:
     """The recipe with no more problems a step than there are; with its own number where they cannot be read yet."""
+    from rocstar.config.sections import RolloutStage
     from rocstar.data.sft.check import load_conversations
     from rocstar.errors import ConfigError, DataError
     from rocstar.run.material import few_problems, problems_of, task_of
@@ -99,14 +100,14 @@ def _within_pools(recipe: Recipe) -> Recipe:
         print(f"the steps of epochs are not planned: {str(error).rstrip('.')}", file=sys.stderr)
     try:
         heldout = heldout_problems(task_of(recipe, recipe))
-        pools = {one.name: len(problems_of(one, task_of(recipe, one), heldout)) for one in recipe.rl_stages}
+        pools = {one.name: len(problems_of(one, task_of(recipe, one), heldout)) for one in recipe.rollout_stages}
     except (ConfigError, DataError) as error:
         unread = str(error).rstrip(".")
         print(f"problems can't be read ({unread}), so rollout.problems_per_step counts as it stands", file=sys.stderr)
         return recipe
     stages = []
     for stage in recipe.stage:
-        if stage.kind == "rl" and (few := few_problems(stage, pools[stage.name])):
+        if isinstance(stage, RolloutStage) and (few := few_problems(stage, pools[stage.name])):
             print(few, file=sys.stderr)
             rollout = stage.rollout.model_copy(update={"problems_per_step": pools[stage.name]})
             stage = stage.model_copy(update={"rollout": rollout})
