@@ -11,14 +11,7 @@ from typing import Any
 from rocstar.analysis.attempts import Attempt, read_attempts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
-from rocstar.record.evaluations import (
-    RESULT,
-    SAMPLES,
-    find_evaluation,
-    is_evaluation,
-    label_of,
-    owner_of,
-)
+from rocstar.record.evaluations import RESULT, SAMPLES, find_evaluation, is_evaluation, label_of, owner_of
 from rocstar.record.folder import RunFolder, read_json, step_of
 from rocstar.record.journal import read_journal
 

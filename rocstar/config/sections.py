@@ -801,7 +801,9 @@ class Recipe(Section):
                 f"cluster.sandbox_nodes {self.cluster.sandbox_nodes} and sandbox.urls both say where programs run; "
                 "leave one of them out"
             )
-        yield from self._agent_complaints()
+        if self.rollout.agent and self.rollout.environment:
+            setting = f"rollout.agent {self.rollout.agent!r}"
+            yield f"{setting} and rollout.environment both make attempts; leave one of them out"
         if self.cluster.colocate and self.stale_steps:
             yield (
                 "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps "
@@ -829,14 +831,6 @@ class Recipe(Section):
         cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in (self.rollout, *self.rollouts))
         if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
             yield "top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs"
-
-    def _agent_complaints(self) -> Iterator[str]:
-        """Settings that conflict with `rollout.agent`."""
-        if not self.rollout.agent:
-            return
-        setting = f"rollout.agent {self.rollout.agent!r}"
-        if self.rollout.environment:
-            yield f"{setting} and rollout.environment both make attempts; leave one of them out"
 
     def copies(self, attempts: int, temperature: float) -> str | None:
         """Describes an evaluation whose attempts would be identical, or None; batches of vLLM round differently."""

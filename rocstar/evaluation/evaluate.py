@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rocstar.dialogue.segments import text_of
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.intervals import figure
-from rocstar.evaluation.metrics import (
-    EvalSummary,
-    is_judged,
-    is_right,
-    maj_at_k,
-    means_of_parts,
-    summarise,
-    votes_PR,
-)
+from rocstar.evaluation.metrics import EvalSummary, is_judged, is_right, maj_at_k, means_of_parts, summarise, votes_PR
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec, Verifier
 from rocstar.record.atomic import plain, write_json
