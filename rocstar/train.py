@@ -100,7 +100,7 @@ async def reinforce(run: Run, stage: RlStage) -> None:
             run=run.folder,
             version=run.policy.version,
             fault_budget=run.recipe.run.fault_budget,
-            said=lambda done, total: run.screen.counted(f"{stage.name} pool", done, total, "problems asked"),
+            progress=lambda done, total: run.screen.counted(f"{stage.name} pool", done, total, "problems asked"),
         )
     if not pool:
         run.skip(stage, learner, f"every problem is solved by all {stage.data.drop_solved_attempts} attempts")

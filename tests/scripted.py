@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rocstar.answers.extract import settled
+from rocstar.answers.extract import counts_as_cut
 from rocstar.errors import EngineUnavailable, SandboxUnavailable, VerifierUnavailable
 from rocstar.protocols import TextCodec, ToolSpec
 from rocstar.tools.arguments import bad_call, text_arguments
@@ -99,7 +99,7 @@ class ScriptedVerifier:
         return [self._verify(problem, trajectory) for problem, trajectory in attempts]
 
     def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
-        settled(trajectory, "graded")
+        counts_as_cut(trajectory, "graded")
         try:
             verdict = self.decide(problem, trajectory)
         except VerifierUnavailable as error:

@@ -6,12 +6,22 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
 
 from rocstar.config.recipe import GONE, changed, load_recipe, recipe_text, resolved_from_json
-from rocstar.config.sections import STAGES, Recipe, RlStage, RolloutSection, RunSection
+from rocstar.config.sections import (
+    STAGES,
+    Recipe,
+    RlStage,
+    RolloutSection,
+    RolloutStage,
+    RunSection,
+    SftSection,
+    StageDataSection,
+    StageRolloutSection,
+)
 from rocstar.config.values import Section
 from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder
@@ -85,6 +95,19 @@ def complaint(path: str | Path, *overrides: str) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def test_planning_and_checks_ask_any_stage_that_makes_attempts() -> None:
+    class Other(RolloutStage):
+        kind: Literal["other"] = "other"
+        sft: SftSection = SftSection()
+        learner_section: ClassVar[str] = "sft"
+
+    rollout = StageRolloutSection(problems_per_step=2, attempts_per_problem=3, max_response_tokens=7)
+    one = Other(name="own", steps=1, data=StageDataSection(), rollout=rollout)
+    recipe = Recipe().model_copy(update={"stage": [one]})
+    assert recipe.rollout_stages == [one] and recipe.rollouts == [rollout] and recipe.rl_stages == []
+    assert recipe.longest_response == 7 and "6 attempts of a step of stage own" in str(recipe.idle_engines(7))
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:

@@ -66,16 +66,16 @@ def analyse(
     *,
     piece: Piece | None = None,
     entropies: Entropies | None = None,
-    said: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Everything about one source; docs/analysis.md says what each key means.
 
-    piece: text of a token; None leaves tokens out. entropies: a pass for attempts that have none. said: told how many
-    of how many files were read. Raises DataError."""
+    piece: text of a token; None leaves tokens out. entropies: a pass for attempts that have none. progress: called
+    with (files read, all files). Raises DataError."""
     tally, words = AttemptCounts(), Words()
     examples: Examples = {}
     steps: dict[int, TokenCounts] = defaultdict(TokenCounts)
-    for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies, said=said)):
+    for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies, progress=progress)):
         if piece and (kinds := count_tokens(steps[attempt.step], attempt, piece)):
             count_words(words, attempt, kinds, piece)
             _offer(examples, attempt, kinds, piece)

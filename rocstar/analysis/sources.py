@@ -11,14 +11,7 @@ from typing import Any
 from rocstar.analysis.attempts import Attempt, read_attempts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
-from rocstar.record.evaluations import (
-    RESULT,
-    SAMPLES,
-    find_evaluation,
-    is_evaluation,
-    label_of,
-    owner_of,
-)
+from rocstar.record.evaluations import RESULT, SAMPLES, find_evaluation, is_evaluation, label_of, owner_of
 from rocstar.record.folder import RunFolder, read_json, step_of
 from rocstar.record.journal import read_journal
 
@@ -65,17 +58,14 @@ class Source:
         *,
         tokens: bool,
         entropies: Entropies | None = None,
-        said: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Iterator[Attempt]:
-        """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies: a
-        pass that gives those of all attempts. said: told how many of how many files were read. Raises DataError."""
-        read = self._read(tokens, said)
-        return read if entropies is None else _scored(read, entropies)
-
-    def _read(self, tokens: bool, said: Callable[[int, int], None]) -> Iterator[Attempt]:
+        """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies:
+        computes those of all attempts anew. progress: called with (files read, all files). Raises DataError."""
         for done, file in enumerate(self.files, 1):
-            yield from read_attempts(file, tokens=tokens)
-            said(done, len(self.files))
+            read = read_attempts(file, tokens=tokens)
+            yield from read if entropies is None else _scored(read, entropies)
+            progress(done, len(self.files))
 
 
 def find_source(name: str, runs: Path) -> Source:

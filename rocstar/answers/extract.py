@@ -137,7 +137,7 @@ def boxes(text: str) -> Iterator[tuple[int, int, int]]:
 # -- of a whole attempt ------------------------------------------------------------------------------------------------
 
 
-def settled(trajectory: Trajectory, truncated: Truncated) -> bool:
+def counts_as_cut(trajectory: Trajectory, truncated: Truncated) -> bool:
     """Whether an attempt is WRONG unseen: a limit cut it, and such are not graded. Raises ContractBroken for an
     ENVIRONMENT_FAILED trajectory."""
     if trajectory.stop is Stop.ENVIRONMENT_FAILED:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rocstar.answers.cases import Case
-from rocstar.answers.extract import Truncated, settled, written
+from rocstar.answers.extract import Truncated, counts_as_cut, written
 from rocstar.answers.grade import BY_VERIFIER, Grade, Grader
 from rocstar.answers.reward import RewardParts, number_of, parts_in
 from rocstar.answers.verifier import TRUNCATED, BoxedVerifier, ToolOutputVerifier, outcome
@@ -360,7 +360,7 @@ class RewardVerifier:
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable where the function raised, took too long or returned nan or inf. Raises ConfigError for a
         result that is not a number, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
-        cut = [settled(trajectory, self.truncated) for _, trajectory in attempts]
+        cut = [counts_as_cut(trajectory, self.truncated) for _, trajectory in attempts]
         return [await self._verify(*attempt, is_cut) for attempt, is_cut in zip(attempts, cut, strict=True)]
 
     async def _verify(self, problem: Problem, trajectory: Trajectory, is_cut: bool) -> Outcome | VerifierUnavailable:

@@ -10,7 +10,7 @@ list is a set, whatever its order, as math-verify has it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rocstar.answers.closeness import are_numbers, are_other_curves, equal_values, is_linear, is_rounded, read, value_of
 from rocstar.answers.numbers import PERCENT, compare_numbers, parse_number
@@ -268,10 +268,10 @@ def _same_set(wanted: Sequence[str], given: Sequence[str], nesting: int) -> bool
     return True
 
 
-def _all(found: object) -> bool | None:
+def _all(found: Iterable[bool | None]) -> bool | None:
     """True when all are, False when one is not, None when one cannot be decided and none is False."""
     unknown = False
-    for same in found:  # type: ignore[attr-defined]
+    for same in found:
         if same is False:
             return False
         unknown = unknown or same is None

@@ -1,10 +1,10 @@
-"""The Verifiers: from a finished attempt to an Outcome. Reward is 1.0 for RIGHT and 0.0 otherwise, nothing else counts;
-only functions of one's own (`plugin.py`) give others.
+"""The Verifiers: from a finished attempt to an Outcome. Reward is 1.0 for RIGHT and 0.0 otherwise; only a user's
+reward function (`plugin.py`) gives others.
 
 An attempt that ended ENVIRONMENT_FAILED says nothing about the model and must never get here. An attempt that was cut
 (MAX_TURNS, MAX_TOKENS) is WRONG with method `truncated`, whatever it holds (paper §2.2.1: truncated attempts fail);
-`truncated="graded"` looks at it like any other, for evaluations that want that. Tool calls are no words of an answer:
-they are taken out before anything is looked for.
+`truncated="graded"` looks at it like any other, for evaluations that want that. Tool calls are no part of an
+answer and are removed first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 
-from rocstar.answers.extract import Truncated, format_facts, last_answer, settled, strict_answer, written
+from rocstar.answers.extract import Truncated, counts_as_cut, format_facts, last_answer, strict_answer, written
 from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.answers.numbers import MAX_CHARS, parse_number
 from rocstar.dialogue.calls import HERMES, CallSyntax
@@ -45,9 +45,9 @@ class BoxedVerifier:
     """How the model writes tool calls, which are no part of an answer."""
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """VerifierUnavailable stands in the place of an attempt on which our workers failed, and is raised when they
-        are gone. Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
-        cut = [settled(trajectory, self.truncated) for _, trajectory in attempts]
+        """VerifierUnavailable replaces the Outcome of an attempt on which our workers failed, and is raised if none is
+        left. Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        cut = [counts_as_cut(trajectory, self.truncated) for _, trajectory in attempts]
         texts = [written(self.codec, self.calls, trajectory) for _, trajectory in attempts]
         pairs = [
             Pair(gold=problem.answer, predicted=self._answer(said))
@@ -83,7 +83,7 @@ class ToolOutputVerifier:
         return [self._verify(problem, trajectory) for problem, trajectory in attempts]
 
     def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
-        is_cut = settled(trajectory, self.truncated)
+        is_cut = counts_as_cut(trajectory, self.truncated)
         grade = TRUNCATED if is_cut else _grade_output(problem.answer, _last_output(trajectory))
         texts = written(self.codec, self.calls, trajectory)
         return outcome(grade, texts, self.codec.decode(trajectory.prompt_ids))

@@ -406,7 +406,7 @@ def _print_given(
         print(material.placement.table(), file=sys.stderr)
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
-    few = (few_problems(stage, len(material.problems[stage.name])) for stage in material.recipe.rl_stages)
+    few = (few_problems(stage, len(material.problems[stage.name])) for stage in material.recipe.rollout_stages)
     for note in (*material.notes, *filter(None, few)):
         print(note, file=sys.stderr)
     if 0 < len(material.heldout) < recipe.evaluate.problems:

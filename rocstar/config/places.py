@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -95,6 +95,8 @@ class TorchEngines(EngineSection):
     """The kind of engine."""
     count: int = Field(default=1, ge=1, le=1024)
     """Processes; each holds the model, `rollout.engine_rows` sequences and its share of `run.threads`."""
+    tensor_parallel: ClassVar[int] = 1
+    url: ClassVar[None] = None
 
 
 class VllmEngines(EngineSection):

@@ -582,6 +582,8 @@ class StageSection(Section):
 
     name: Word
     """Name of the stage, unlike that of any other."""
+    kind: str
+    steps: int
     learner_section: ClassVar[str]
     """Section that holds the settings of its learner."""
     update_rows_from: ClassVar[str]
@@ -651,13 +653,22 @@ STALE_CAP = 2.0
 """learning.importance_cap where tokens may be stale: with one update a step the loss's own ratio is 1 for all."""
 
 
-class RlStage(StageSection):
+class RolloutStage(StageSection):
+    """A stage that makes attempts at problems of its own, whatever it learns from them."""
+
+    data: StageDataSection
+    rollout: StageRolloutSection
+
+    @property
+    def rollouts(self) -> list[StageRolloutSection]:
+        return [self.rollout]
+
+
+class RlStage(RolloutStage):
     kind: Literal["rl"]
     """rl: reinforcement learning."""
     steps: int = Field(ge=0, le=MOST)
     """Most steps of the stage; a rule of `end` may end it earlier."""
-    data: StageDataSection
-    rollout: StageRolloutSection
     resample: ResampleSection
     learning: LearningSection
     end: EndSection
@@ -705,10 +716,6 @@ class RlStage(StageSection):
         return self.rollout.problems_per_step * kept
 
     @property
-    def rollouts(self) -> list[StageRolloutSection]:
-        return [self.rollout]
-
-    @property
     def update_rows(self) -> int:
         return self.kept_attempts // self.learning.updates_per_step
 
@@ -751,7 +758,7 @@ class Recipe(Section):
                 f"model.lora_rank {self.model.lora_rank} trains adapters of a model that stays as it is, and random "
                 "weights are worth nothing as they are; set model.path, or lora_rank to 0"
             )
-        if self.model.lora_rank and (muon := [s.name for s in self.sft_stages if s.sft.optimizer == "muon"]):
+        if self.model.lora_rank and (muon := [s.name for s in self.stage if s.learner.optimizer == "muon"]):
             yield (
                 f"sft.optimizer 'muon' of stage {muon[0]} is for whole matrices, and model.lora_rank "
                 f"{self.model.lora_rank} trains factors of them; set it to 'adamw'"
@@ -762,20 +769,20 @@ class Recipe(Section):
                 f"run.stall_seconds {run.stall_seconds:g} would halt the run for a program that may take "
                 f"sandbox.timeout_seconds {sandbox.timeout_seconds:g}; raise run.stall_seconds"
             )
-        age = max((stage.data.drop_solved_age for stage in self.rl_stages), default=0)
+        age = max((stage.data.drop_solved_age for stage in self.rollout_stages), default=0)
         if age and not run.save_rollouts:
             yield (
                 f"data.drop_solved_age {age} counts recorded attempts and run.save_rollouts is false; leave one "
                 "of them out"
             )
-        data = [self.data, *(stage.data for stage in self.rl_stages)]
+        data = [self.data, *(stage.data for stage in self.rollout_stages)]
         asked = any(one.source == "files" and not one.columns.answer for one in data)
         if asked and ":" not in self.evaluate.verifier and not self.rollout.agent:
             yield (
                 f"evaluate.verifier {self.evaluate.verifier!r} compares with a reference and data.columns.answer names "
                 "no column; name it, or a reward function of your own as evaluate.verifier"
             )
-        without = any(not stage.rollout.has_tools for stage in self.rl_stages)
+        without = any(not stage.rollout.has_tools for stage in self.rollout_stages)
         if self.evaluate.verifier == "tool_output" and without:
             yield (
                 "evaluate.verifier 'tool_output' looks at what a tool printed and rollout.max_turns 1 leaves no turn "
@@ -783,7 +790,7 @@ class Recipe(Section):
             )
         if self.stage and (complaint := self.copies(self.evaluate.attempts, self.evaluate.temperature)):
             yield f"evaluate: {complaint}"
-        turns = [stage.rollout.max_turns for stage in self.stage if isinstance(stage, RlStage)]
+        turns = [stage.rollout.max_turns for stage in self.rollout_stages]
         if not (self.sandbox.tools or self.rollout.environment or self.rollout.agent) and max(turns, default=1) > 1:
             yield (
                 f"rollout.max_turns {max(turns)} gives turns after calls of tools and sandbox.tools names none; set "
@@ -794,13 +801,15 @@ class Recipe(Section):
                 f"cluster.sandbox_nodes {self.cluster.sandbox_nodes} and sandbox.urls both say where programs run; "
                 "leave one of them out"
             )
-        yield from self._agent_complaints()
+        if self.rollout.agent and self.rollout.environment:
+            setting = f"rollout.agent {self.rollout.agent!r}"
+            yield f"{setting} and rollout.environment both make attempts; leave one of them out"
         if self.cluster.colocate and self.stale_steps:
             yield (
                 "cluster.colocate has engines sleep while learners compute and rollout.max_staleness_steps "
                 f"{self.stale_steps} has them write meanwhile; leave one of them out"
             )
-        there = [entry.name for entry in self.engine if isinstance(entry, VllmEngines) and entry.url]
+        there = [entry.name for entry in self.engine if entry.url]
         if self.cluster.colocate and there:
             yield (
                 f"cluster.colocate is for engines that the run starts and engine.{there[0]}.url names one that runs "
@@ -823,14 +832,6 @@ class Recipe(Section):
         if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
             yield "top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs"
 
-    def _agent_complaints(self) -> Iterator[str]:
-        """Settings that conflict with `rollout.agent`."""
-        if not self.rollout.agent:
-            return
-        setting = f"rollout.agent {self.rollout.agent!r}"
-        if self.rollout.environment:
-            yield f"{setting} and rollout.environment both make attempts; leave one of them out"
-
     def copies(self, attempts: int, temperature: float) -> str | None:
         """Describes an evaluation whose attempts would be identical, or None; batches of vLLM round differently."""
         if attempts == 1 or temperature > 0 or any(isinstance(entry, VllmEngines) for entry in self.engine):
@@ -846,6 +847,10 @@ class Recipe(Section):
         return [stage for stage in self.stage if isinstance(stage, RlStage)]
 
     @property
+    def rollout_stages(self) -> list[RolloutStage]:
+        return [stage for stage in self.stage if isinstance(stage, RolloutStage)]
+
+    @property
     def rollouts(self) -> list[StageRolloutSection]:
         """Limits under which attempts are made, in training and evaluation."""
         return [rollout for stage in self.stage for rollout in stage.rollouts] or [self.rollout]
@@ -858,19 +863,19 @@ class Recipe(Section):
     @property
     def stale_steps(self) -> int:
         """Most steps that attempts are made ahead of learning."""
-        return max((stage.rollout.max_staleness_steps for stage in self.rl_stages), default=0)
+        return max((stage.rollout.max_staleness_steps for stage in self.rollout_stages), default=0)
 
     @property
     def longest_response(self) -> int:
         """Tokens that RL allows after a prompt; 0 without RL."""
-        return max((stage.rollout.max_response_tokens for stage in self.rl_stages), default=0)
+        return max((stage.rollout.max_response_tokens for stage in self.rollout_stages), default=0)
 
     def takes_turns(self, learners: int, gpus: int) -> bool:
         """Whether this many learners and the engines share this many GPUs in turns, by default too; not with a server
         that runs already, whose GPUs are unknown."""
         if self.cluster.colocate is not None:
             return self.cluster.colocate
-        away = any(isinstance(entry, VllmEngines) and entry.url for entry in self.engine)
+        away = any(entry.url for entry in self.engine)
         all_learn = self.cluster.launcher == "processes" and gpus == learners and not away
         return bool(gpus) and not self.stale_steps and (not self.engine or all_learn)
 
@@ -884,7 +889,7 @@ class Recipe(Section):
 
     def idle_engines(self, engines: int) -> str | None:
         """Describes why some of so many engines would have nothing to write, or None."""
-        for stage in self.rl_stages:
+        for stage in self.rollout_stages:
             attempts = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem
             if engines > attempts:
                 return f"{engines} engines are more than the {attempts} attempts of a step of stage {stage.name}"

@@ -54,13 +54,13 @@ RULES = (
     Rule(OF_RANDOM_WEIGHTS, "model.path", lambda it: it is not None),
     Rule("model.lora_alpha model.lora_targets", "model.lora_rank", lambda it: not it),
     Rule("sandbox.slots sandbox.preload", "sandbox.urls", bool),
-    Rule("resample.min_positive resample.min_negative", "resample.method", lambda it: it in ("roc", "uniform", "all")),
+    Rule("resample.min_positive resample.min_negative", "resample.method", none_of("roc_release")),
     Rule(
         "resample.repetition_weight resample.format_penalty resample.format_weight",
         "resample.method",
-        lambda it: it in ("uniform", "all"),
+        none_of("roc", "roc_release"),
     ),
-    Rule("resample.failure_floor", "resample.method", lambda it: it in ("roc_release", "uniform", "all")),
+    Rule("resample.failure_floor", "resample.method", none_of("roc")),
     Rule(
         "resample.keep",
         "resample.method",
@@ -127,7 +127,8 @@ def unread(recipe: Recipe) -> Iterator[Unread]:
                 reason = f"is not read where {rule.by} is {values[0]!r}; leave it out or change {rule.by}"
                 for key in rule.keys.split():
                     yield [(*entry, *key.split("."))], [(section, name), (*entry, section, name)], reason
-    kinds: list[Keys] = [("stage", stage.name, "kind") for stage in recipe.stage if not recipe.sft_stages]
+    imitates = any(stage.learner_section == "sft" for stage in recipe.stage)
+    kinds: list[Keys] = [("stage", stage.name, "kind") for stage in recipe.stage if not imitates]
     for name in SftSection.model_fields if kinds else ():
         yield [("sft", name)], kinds, "is not read where no stage has the kind 'sft'; leave it out or add such a stage"
     if recipe.evaluate.problems and recipe.data.source == "files" and not recipe.data.test_files:

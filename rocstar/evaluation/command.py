@@ -322,7 +322,7 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
             planned.protocol,
             fault_budget=subject.recipe.run.fault_budget,
             setup=planned.setup,
-            said=screen.attempted,
+            progress=screen.attempted,
             recall=recall,
         )
 

@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rocstar.dialogue.segments import text_of
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.intervals import figure
-from rocstar.evaluation.metrics import (
-    EvalSummary,
-    is_judged,
-    is_right,
-    maj_at_k,
-    means_of_parts,
-    summarise,
-    votes_PR,
-)
+from rocstar.evaluation.metrics import EvalSummary, is_judged, is_right, maj_at_k, means_of_parts, summarise, votes_PR
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec, Verifier
 from rocstar.record.atomic import plain, write_json
@@ -40,7 +32,7 @@ from rocstar.types import Group, Problem, Sampling, Stop, Trajectory, seed_for
 if TYPE_CHECKING:
     from rocstar.config.sections import Recipe, StageRolloutSection
 
-Said = Callable[[str, int, int, float], None]
+Progress = Callable[[str, int, int, float], None]
 """(which attempts, problems done, of so many, right share of their judged attempts, nan without one);
 `Screen.attempted` is one."""
 Figures = Callable[[Sequence[Group]], Mapping[str, Any]]
@@ -188,14 +180,14 @@ async def evaluate_policy(
     *,
     fault_budget: float,
     setup: Mapping[str, Any],
-    said: Said = lambda name, done, total, right: None,
+    progress: Progress = lambda name, done, total, right: None,
     recall: Recall | None = None,
 ) -> Evaluation:
     """Attempts of `solver`, and their figures, including those of a benchmark's own scorer.
 
     fault_budget: share of the sampled and of the greedy attempts that may end by service failures; one more ends the
-    evaluation. setup: of `setup_of`, stored in the result. said: called after each problem. recall: stores attempts as
-    they come; stored ones are not repeated. Raises RunHalted past the budget: such failures remove the attempts that
+    evaluation. setup: of `setup_of`, stored in the result. progress: called after each problem. recall: stores attempts
+    as they come; stored ones are not repeated. Raises RunHalted past the budget: such failures remove the attempts that
     use the failed service, so figures of the others would answer another question."""
     journal = recall or Recall()
 
@@ -214,7 +206,7 @@ async def evaluate_policy(
             attempts=attempts,
             seed=seed,
             note=solver.note,
-            done=_tally(name, len(problems), attempts, fault_budget, said),
+            done=_tally(name, len(problems), attempts, fault_budget, progress),
         )
 
     drawn = Sampling(max_new_tokens=1, temperature=protocol.temperature, top_p=protocol.top_p, top_k=protocol.top_k)
@@ -233,7 +225,7 @@ async def evaluate_policy(
     return Evaluation(groups=groups, result=result, codec=solver.codec)
 
 
-def _tally(name: str, total: int, attempts: int, budget: float, said: Said) -> Callable[[Group], None]:
+def _tally(name: str, total: int, attempts: int, budget: float, progress: Progress) -> Callable[[Group], None]:
     done = right = judged = 0
     faults: list[str | None] = []
 
@@ -243,7 +235,7 @@ def _tally(name: str, total: int, attempts: int, budget: float, said: Said) -> C
         judged += sum(map(is_judged, group.trajectories))
         right += sum(map(is_right, filter(is_judged, group.trajectories)))
         faults.extend(one.fault for one in group.trajectories if one.stop is Stop.ENVIRONMENT_FAILED)
-        said(name, done, total, right / judged if judged else math.nan)
+        progress(name, done, total, right / judged if judged else math.nan)
         if len(faults) > budget * total * attempts:
             raise RunHalted(
                 f"{len(faults)} of the {total * attempts} attempts of this evaluation ended by failures outside the "

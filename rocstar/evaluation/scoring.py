@@ -8,7 +8,7 @@ from math import sqrt
 from statistics import fmean
 from typing import Any
 
-from rocstar.answers.extract import format_facts, settled, written
+from rocstar.answers.extract import counts_as_cut, format_facts, written
 from rocstar.dialogue.calls import CallSyntax
 from rocstar.dialogue.marked_calls import without_end
 from rocstar.errors import VerifierUnavailable
@@ -55,7 +55,7 @@ class Scorer:
 def final_text(parts: Parts, attempt: Trajectory) -> str:
     """The text of the last turn, without tool calls and without its end marker. Reasoning in a closed `<think>` block
     is not part of an answer. Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
-    settled(attempt, "graded")
+    counts_as_cut(attempt, "graded")
     texts = written(parts.codec, parts.calls, attempt)
     text = without_end(texts[-1]) if texts else ""
     _, closed, answer = text.rpartition("</think>")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocstar.answers.grade import Grader
 from rocstar.cluster.here import started_sandbox
-from rocstar.config.places import SandboxSection, VllmEngines
+from rocstar.config.places import SandboxSection
 from rocstar.config.recipe import changed, refuse_others, resolved_from_json
 from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.dialogue.codec import Codec
@@ -194,7 +194,7 @@ class LocalModel:
                 kv_tokens = min(room, rows * positions)  # no more than this evaluation can use
             return self._embedded(positions, rows, kv_tokens, vocabulary)
         for entry in self.recipe.engine:
-            if isinstance(entry, VllmEngines) and entry.url is not None:  # its weights are unknown
+            if entry.url is not None:  # its weights are unknown
                 raise ConfigError(
                     f"engine.{entry.name}.url is for training only; leave it out, so that a server is started"
                 )

@@ -12,7 +12,6 @@ from functools import lru_cache
 from operator import mul
 from statistics import fmean
 
-from rocstar.config.places import VllmEngines
 from rocstar.config.sections import Recipe, RlStage, Stage
 from rocstar.engines.pages import kv_pages
 from rocstar.errors import ConfigError
@@ -243,7 +242,7 @@ class Planner:
         engine lies on the first learner's GPU. Raises ConfigError where there are too few."""
         recipe, gpus = self.recipe, self.gpus
         turns = recipe.takes_turns(recipe.cluster.learners, gpus)
-        each = [entry.tensor_parallel if isinstance(entry, VllmEngines) else 1 for entry in recipe.engine]
+        each = [entry.tensor_parallel for entry in recipe.engine]
         wanted = sum(entry.count * several for entry, several in zip(recipe.engine, each, strict=True))
         least = sum(each) + (not turns)
         refuse_wide(recipe.engine, EACH)
@@ -257,7 +256,7 @@ class Planner:
         while sum(map(mul, counts, each)) > gpus - (not turns):
             counts[counts.index(max(counts))] -= 1  # all were rounded up, and no learner is left
         engines = [
-            entry.model_copy(update={"count": count, **({"url": None} if isinstance(entry, VllmEngines) else {})})
+            entry.model_copy(update={"count": count, **({"url": None} if entry.url else {})})
             for entry, count in zip(recipe.engine, counts, strict=True)
         ]
         learners = gpus - sum(map(mul, counts, each)) * (not turns)
@@ -270,7 +269,7 @@ class Planner:
         asked, planned = (
             {"cluster.learners": one.cluster.learners}
             | {f"engine.{entry.name}.count": entry.count for entry in one.engine}
-            | {f"engine.{entry.name}.url": getattr(entry, "url", None) or "none" for entry in one.engine}
+            | {f"engine.{entry.name}.url": entry.url or "none" for entry in one.engine}
             for one in (self.recipe, self.shared_out())
         )
         changed = [key for key, value in planned.items() if value != asked[key]]

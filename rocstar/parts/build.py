@@ -305,13 +305,13 @@ def named_engines(
 
 def _engine(
     name: str,
-    entry: TorchEngines | VllmEngines,
+    entry: Engines,
     settings: EngineSettings,
     log: Path,
     start: StartServer,
     placement: Placement,
 ) -> ProcessEngine | VllmEngine:
-    if isinstance(entry, VllmEngines) and entry.url:
+    if entry.url:
         return VllmEngine(entry.url, vocab_size=settings.vocab_size)
     placed = next(each for each in placement.engines if each.name == name)
     settings = with_fields(settings, gpus=placed.gpus, kv_tokens=placed.kv_tokens or settings.kv_tokens)

@@ -76,13 +76,13 @@ def host_memory(
     weights = trained + itemsize * shape.parameters * (recipe.model.lora_rank > 0)
     prompt = max(0, positions - max(rollout.max_response_tokens for rollout in recipe.rollouts))
     at_once = [_at_once(heldout, recipe.evaluate.attempts, prompt, recipe.longest_response)]
-    for stage in recipe.rl_stages:
+    for stage in recipe.rollout_stages:
         rollout = stage.rollout
         asked = min(rollout.problems_per_step, problems.get(stage.name, rollout.problems_per_step))
         at_once.append(_at_once(asked, rollout.attempts_per_problem, prompt, rollout.max_response_tokens))
     engine, cache = _engine_parts(recipe.rollout, shape, itemsize, positions, at_once)
     written = max(attempts for attempts, _ in at_once) * positions * ATTEMPT_BYTES
-    written *= 1 + max((stage.rollout.refill for stage in recipe.rl_stages), default=0)
+    written *= 1 + max((stage.rollout.refill for stage in recipe.rollout_stages), default=0)
     lengths = {stage.name: rows.get(stage.name) or [positions] for stage in recipe.stage}
     passes = max((_pass_bytes(one, shape, lengths[one.name], recipe.model) for one in recipe.stage), default=0.0)
     reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
@@ -104,7 +104,7 @@ def host_memory(
             "engines": (engines - own) * (PROCESS_BYTES + engine + cache),
             "published weights": (1 - own) * 2.0 * itemsize * shape.parameters,
         },
-        overlaps=any(stage.rollout.max_staleness_steps for stage in recipe.rl_stages),
+        overlaps=any(stage.rollout.max_staleness_steps for stage in recipe.rollout_stages),
     )
 
 

@@ -20,21 +20,8 @@ from rocstar.errors import ConfigError, first_line
 from rocstar.parts.gguf import KNOWN, convert, refuse_taken, whole_model
 from rocstar.record.folder import RunFolder, find_checkpoint, list_runs
 from rocstar.support.exits import need
-from rocstar.support.layers import (
-    ENGINE_LAYERS,
-    LOOKS_AHEAD,
-    OTHER_ATTENTION,
-    SINKS,
-    named_keys,
-    refuse_quantised,
-)
-from rocstar.support.weights import (
-    fingerprint_of,
-    hash_of,
-    layout_of_folder,
-    refuse_changed,
-    refuse_other_base,
-)
+from rocstar.support.layers import ENGINE_LAYERS, LOOKS_AHEAD, OTHER_ATTENTION, SINKS, named_keys, refuse_quantised
+from rocstar.support.weights import fingerprint_of, hash_of, layout_of_folder, refuse_changed, refuse_other_base
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rocstar.config.places import Engines, TorchEngines, VllmEngines
+from rocstar.config.places import Engines, VllmEngines
 from rocstar.config.sections import Recipe, RolloutSection
 from rocstar.errors import ConfigError
 from rocstar.learning.memory import FP32, GPU_CHUNK_ELEMENTS
@@ -236,8 +236,8 @@ def place(
     asked = f"cluster.learners {cluster.learners}"
     first = Placed(name="learner-0", kind="learner", asked_by=asked, needs=needs, bytes=learner, asleep=kept)
     found = [replace(first, name=f"learner-{rank}") for rank in range(here * learns)]
-    started = [entry for entry in recipe.engine if not (isinstance(entry, VllmEngines) and entry.url)]
-    engines: list[tuple[str, TorchEngines | VllmEngines | None]] = [(EMBEDDED, None)] * (not recipe.engine)
+    started = [entry for entry in recipe.engine if not entry.url]
+    engines: list[tuple[str, Engines | None]] = [(EMBEDDED, None)] * (not recipe.engine)
     engines += [(name, entry) for entry in started for name in entry.names]
     for name, entry in engines:
         vllm = entry if isinstance(entry, VllmEngines) else None
@@ -261,7 +261,7 @@ def place(
 def refuse_wide(engines: Sequence[Engines], most: int) -> None:
     """Raises ConfigError for a server over more GPUs than the `most` that a machine has."""
     for entry in engines:
-        if isinstance(entry, VllmEngines) and entry.tensor_parallel > most:
+        if entry.tensor_parallel > most:
             raise ConfigError(
                 f"engine.{entry.name}.tensor_parallel {entry.tensor_parallel} takes GPUs of one machine, and none has "
                 f"more than {most}; lower it"

@@ -122,7 +122,7 @@ async def _ask(
                 protocol,
                 fault_budget=run.recipe.run.fault_budget,
                 setup=setup,
-                said=run.screen.attempted,
+                progress=run.screen.attempted,
                 recall=recall,
             )
             made.write(folder, run.progress.step, run.policy.version)

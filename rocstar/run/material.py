@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import failures_on_answer
-from rocstar.config.sections import BY_EPOCHS, STALE_CAP, Recipe, RlStage, SftStage
+from rocstar.config.sections import BY_EPOCHS, STALE_CAP, Recipe, RlStage, RolloutStage, SftStage
 from rocstar.data.sft.check import check_call, load_conversations
 from rocstar.data.sft.format import Chat, Refused
 from rocstar.data.sft.render import from_demonstration
@@ -80,7 +80,7 @@ class Material:
     """The task of the base `[data]`: held-out problems, and the tokens that a fresh tokenizer keeps whole."""
     heldout: Sequence[Problem]
     problems: Mapping[str, Sequence[Problem]]
-    """Problems of each RL stage, held-out ones excluded."""
+    """Problems of each stage that makes attempts, held-out ones excluded."""
     layouts: Mapping[str, Sequence[Layout] | None]
     """Demonstrations of each SFT stage, before tokenization; None for the task's own, which may be tens of thousands
     and are made when the run opens. Empty if the run folder already has the tokens."""
@@ -142,8 +142,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     if any(stage.steps == BY_EPOCHS for stage in stages):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
     recipe = recipe.model_copy(update={"stage": stages})
-    tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
-    problems = {stage.name: problems_of(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
+    tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rollout_stages}
+    problems = {stage.name: problems_of(stage, tasks[stage.name], heldout) for stage in recipe.rollout_stages}
     leaving = ((name, left) for name, own in tasks.items() if isinstance(own, FileTask) for left in own.left_out)
     again = ((name, asked_again(asked, heldout)) for name, asked in problems.items())
     tested = ((name, not_drawn(asked, task, recipe.evaluate.problems)) for name, asked in problems.items())
@@ -225,7 +225,7 @@ def _measured(material: Material, facts: ModelFacts, codec: Codec) -> Material:
         for name, layouts in material.layouts.items()
         if layouts is not None
     }
-    notes += _long_demonstrations(next(iter(material.recipe.rl_stages), None), rows)
+    notes += _long_demonstrations(next(iter(material.recipe.rollout_stages), None), rows)
     placement = placed_here(material.recipe, facts.folder, positions).refuse()
     lengths = {name: [len(row.token_ids) for row in shown] for name, shown in rows.items()}
     memory = _memory(material, placement, facts.cache, positions, facts.folder, lengths)
@@ -241,7 +241,7 @@ def _measured_at_first(material: Material, *, makes_rows: bool) -> Material:
     refuse_small_vocabulary(model.vocab_size, own.markers, atoms_of(material.task, own, recipe.rollout.tool_name))
     cache = model.num_layers, model.num_kv_heads, model.hidden_size // model.num_heads
     shown = material
-    sections = (recipe.data, *(stage.data for stage in recipe.rl_stages))
+    sections = (recipe.data, *(stage.data for stage in recipe.rollout_stages))
     if makes_rows and any(section.max_prompt_tokens for section in sections):
         shown = without_long_prompts(material, material.tokens_of(_codec_at_first(material)))
     placement = placed_here(recipe, None, model.max_positions).refuse()
@@ -249,7 +249,7 @@ def _measured_at_first(material: Material, *, makes_rows: bool) -> Material:
     return replace(material, notes=shown.notes, placement=placement, memory=memory)
 
 
-def few_problems(stage: RlStage, there: int) -> str | None:
+def few_problems(stage: RolloutStage, there: int) -> str | None:
     """Describes a step if there are fewer problems than it needs, or none to refill it with; None if there are
     enough."""
     rollout = stage.rollout
@@ -268,7 +268,7 @@ def fingerprint(material: Material) -> dict[str, str]:
     all that older runs have, then one of the other fields that a reward may read and of a benchmark's protocol. A
     user's own task has only the first: other fields, such as the name of a folder, may change at each start."""
     recipe = material.recipe
-    parts = {HELD_OUT: recipe.data, **{stage.name: stage.data for stage in recipe.rl_stages}}
+    parts = {HELD_OUT: recipe.data, **{stage.name: stage.data for stage in recipe.rollout_stages}}
     own = {name for name, data in parts.items() if is_reference(data.source)}
     sources = {f"benchmark {benchmark.name}": benchmark.source for benchmark in material.benchmarks}
     benchmark_problems = {name: source.problems for name, source in sources.items()}
@@ -283,7 +283,7 @@ def fingerprint(material: Material) -> dict[str, str]:
     return found
 
 
-def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
+def task_of(recipe: Recipe, part: Recipe | RolloutStage | SftStage) -> Task:
     """The task of a `[data]` section, the base's or a stage's."""
     return make_task(
         part.data,
@@ -301,7 +301,7 @@ def atoms_of(task: Task, template: ChatMl, tool_name: str) -> tuple[str, ...]:
 
 def without_long_prompts(material: Material, tokens_of: TokensOf) -> Material:
     """The material without the problems that `data.max_prompt_tokens` excludes. Raises ConfigError if none are left."""
-    stages = material.recipe.rl_stages
+    stages = material.recipe.rollout_stages
     parts = {f"stage {stage.name}": (stage.data, material.problems[stage.name]) for stage in stages}
     problem_sets, notes = [], list(material.notes)
     for name, (data, problems) in {**parts, HELD_OUT: (material.recipe.data, material.heldout)}.items():
@@ -321,7 +321,7 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
     room to answer. Without a tokenizer an answer counts as one token."""
     recipe, template, warnings = material.recipe, material.template, []
     answer = SHORTEST.get(recipe.evaluate.verifier)
-    for stage in recipe.rl_stages if answer else ():
+    for stage in recipe.rollout_stages if answer else ():
         most, end = stage.rollout.max_response_tokens, int(stage.rollout.truncated == "wrong")
         least = end + (len(codec.encode(str(answer))) if codec else 1)
         cap = f"stage {stage.name}: rollout.max_response_tokens is {most}"
@@ -361,8 +361,8 @@ def _is_written(letter: str, codec: Codec) -> bool:
     return unicodedata.normalize("NFKC", letter).casefold() in unicodedata.normalize("NFKC", decoded).casefold()
 
 
-def _long_demonstrations(first: RlStage | None, rows: Mapping[str, Sequence[SftRow]]) -> Iterator[str]:
-    """Describes demonstrations longer than the limit of the first RL stage: attempts that imitate them would be cut."""
+def _long_demonstrations(first: RolloutStage | None, rows: Mapping[str, Sequence[SftRow]]) -> Iterator[str]:
+    """Describes demonstrations longer than the limit of the first attempts: those that imitate them would be cut."""
     if first is None or first.rollout.truncated != "wrong":
         return
     most = first.rollout.max_response_tokens
@@ -404,7 +404,7 @@ def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
 def _unasked(material: Material) -> Iterator[str]:
     """Warns if RL begins with a model that was neither shown nor asked for the form of answers."""
     first, verifier = next(iter(material.recipe.stage), None), material.recipe.evaluate.verifier
-    if not isinstance(first, RlStage) or verifier not in SHORTEST or material.recipe.rollout.agent:
+    if not isinstance(first, RolloutStage) or verifier not in SHORTEST or material.recipe.rollout.agent:
         return  # an agent writes the prompts, and may judge
     if "boxed" not in (first_prompt(material) or ""):
         yield (
@@ -528,7 +528,7 @@ def _layouts(
             shown = (as_shown(conversation, parts.feedback) for conversation in conversations)
             found[stage.name] = layouts_of(shown, template, parts.specs)
             notes += _foreign_calls(stage.name, conversations, parts.specs)
-            if recipe.rl_stages and all(chat.tools is not None for chat in conversations):
+            if recipe.rollout_stages and all(chat.tools is not None for chat in conversations):
                 notes.append(
                     f"stage {stage.name}: its demonstrations have `tools` of their own, so they are written as plain "
                     f"chats and not as attempts are, under rollout.template {recipe.rollout.template!r}; take that key "
@@ -537,7 +537,7 @@ def _layouts(
     return found, notes
 
 
-def problems_of(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequence[Problem]:
+def problems_of(stage: RolloutStage, task: Task, heldout: Sequence[Problem]) -> Sequence[Problem]:
     """Problems that a stage may learn from. Raises ConfigError if there are none, DataError."""
     if not (problems := training_problems(task, heldout)):
         raise ConfigError(f"stage {stage.name} has no problems to learn from that are not held out; give it more data")

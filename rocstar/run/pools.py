@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rocstar.config.sections import RlStage
+from rocstar.config.sections import RolloutStage
 from rocstar.errors import RunHalted
 from rocstar.evaluation.metrics import is_right
 from rocstar.parts.build import sampling_of
@@ -31,7 +31,7 @@ NEEDS = {"id": str, "attempts": int, "right": int, "reused": int}
 
 
 async def stage_pool(
-    stage: RlStage,
+    stage: RolloutStage,
     problems: Sequence[Problem],
     roller: Roller,
     *,
@@ -39,11 +39,11 @@ async def stage_pool(
     run: RunFolder,
     version: int,
     fault_budget: float,
-    said: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Problem]:
     """The stage's problems, in order. version: of the policy; decides which recorded attempts count
-    (`data.drop_solved_age`). said: called with (problems asked, all problems). Raises RunHalted when a larger share of
-    problems than `fault_budget` could not be asked, and OSError when a result cannot be written."""
+    (`data.drop_solved_age`). progress: called with (problems asked, all problems). Raises RunHalted when a larger share
+    of problems than `fault_budget` could not be asked, and OSError when a result cannot be written."""
     attempts = stage.data.drop_solved_attempts
     if attempts is None:
         return list(problems)
@@ -59,7 +59,7 @@ async def stage_pool(
         numbers = itertools.count(len(problems) - len(left) + 1)
 
         def count() -> None:
-            said(next(numbers), len(problems))
+            progress(next(numbers), len(problems))
 
         with Journal(journal) as found:
             seeded = seed_for(seed, "pool", stage.name)

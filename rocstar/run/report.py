@@ -14,7 +14,7 @@ from operator import xor
 from statistics import fmean
 
 from rocstar.answers.extract import boxed_answer, boxes
-from rocstar.config.sections import RlStage
+from rocstar.config.sections import RlStage, RolloutStage
 from rocstar.errors import ContractBroken
 from rocstar.evaluation.metrics import is_right, is_solved, means_of_parts, over_problems, summarise
 from rocstar.record.rollouts import AttemptRecord
@@ -157,7 +157,7 @@ def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, ove
     }
 
 
-def rolled_metrics(rolled: RolledStep, stage: RlStage) -> dict[str, float]:
+def rolled_metrics(rolled: RolledStep, stage: RolloutStage) -> dict[str, float]:
     """Counts of groups that replace ones without a signal; empty for a stage that replaces none."""
     if not stage.rollout.refill:
         return {}

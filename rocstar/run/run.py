@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rocstar.answers.grade import Grader
-from rocstar.config.sections import Recipe, RlStage, Stage, StageRolloutSection
+from rocstar.config.sections import Recipe, Stage, StageRolloutSection
 from rocstar.errors import RunHalted
 from rocstar.learning.policy import Policy
 from rocstar.learning.update import Updater
@@ -137,7 +137,7 @@ class Run:
         self.tracker.start_stage(stage.name, stage.kind, stage.steps)
         self.screen.stage(stage.name, detail)
 
-    def skip(self, stage: RlStage, learner: Updater, reason: str) -> None:
+    def skip(self, stage: Stage, learner: Updater, reason: str) -> None:
         """Skip a stage that has nothing to learn from."""
         self.screen.note(f"{stage.name}: {reason}, so the stage is skipped")
         self.tracker.event("stage_skipped", name=stage.name)

@@ -27,15 +27,14 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "processes": (1, 1024),
 }
 """Smallest and largest value of each field of `Limits`."""
-OWN = (
+HARD_LIMITS = (
     ("cpu_seconds", resource.RLIMIT_CPU, "t", 1),
     ("processes", resource.RLIMIT_NPROC, "u", 2),
     ("memory_bytes", resource.RLIMIT_AS, "v", 2**30),
     ("memory_bytes", resource.RLIMIT_DATA, "d", 2**30),
 )
-"""Fields of `Limits` that a hard limit of this user bounds: which, its letter for `ulimit`, and what ours takes
-besides: the second after a program's last; processes of a slot; addresses, at most, of Python and the modules that a
-tier has loaded."""
+"""(field of `Limits`, the hard limit of this user that bounds it, its letter for `ulimit`, what the sandbox itself
+takes: the second after a program's last; processes of a slot; at most, addresses of Python and a tier's modules)."""
 START_BYTES = 2 * 2**20  # memory that a process takes before its program runs
 INPUT_COPIES = 2  # copies of a program's text, standard input and files in its process while it starts
 MAX_PATIENCE_SECONDS = 10**9
@@ -95,7 +94,7 @@ def of_limits(limits: Limits) -> str:
 
 def of_machine(limits: Limits) -> str:
     """Where this machine allows less: a process can't raise its hard limit for the program that it starts."""
-    for name, which, letter, own in OWN:
+    for name, which, letter, own in HARD_LIMITS:
         hard, value = resource.getrlimit(which)[1], getattr(limits, name)
         if hard != resource.RLIM_INFINITY and value + own > hard:
             return (

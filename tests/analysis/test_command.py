@@ -85,7 +85,7 @@ def test_a_learner_pass_gives_the_entropies_that_training_recorded(tmp_path: Pat
 def test_steps_and_errors_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_run(tmp_path)
     read = list[tuple[int, int]]()
-    analyse(find_source("r", tmp_path / "runs"), said=lambda done, total: read.append((done, total)))
+    analyse(find_source("r", tmp_path / "runs"), progress=lambda done, total: read.append((done, total)))
     assert read == [(1, 2), (2, 2)], "files read so far, and all"
     report = told(capsys, "r", "--runs", str(tmp_path / "runs"))
     assert [row["failed_call_share_in_right"] for row in report["by_step"]] == [pytest.approx(1 / 5), 0.0]

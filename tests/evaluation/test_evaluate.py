@@ -51,7 +51,7 @@ def of_problem(number: int) -> Callable[[str], bool]:
 
 async def evaluated(made: Roller, budget: float = 0.05, said: Mock | None = None, **protocol: Any) -> Evaluation:
     sampling = Protocol(**{"attempts": 1, "temperature": 1.0, **protocol})
-    return await evaluate_policy(made, PROBLEMS, sampling, fault_budget=budget, setup=SETUP, said=said or Mock())
+    return await evaluate_policy(made, PROBLEMS, sampling, fault_budget=budget, setup=SETUP, progress=said or Mock())
 
 
 async def test_greedy_attempts_have_the_same_budget() -> None:

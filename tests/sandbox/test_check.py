@@ -203,7 +203,7 @@ def test_program_and_service_outcomes_share_no_name() -> None:
     assert not {*ProgramOutcome} & {*ServiceOutcome}
 
 
-@pytest.mark.parametrize(("name", "which", "letter", "own"), check.OWN)
+@pytest.mark.parametrize(("name", "which", "letter", "own"), check.HARD_LIMITS)
 def test_limits_beyond_those_of_this_user_are_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, which: int, letter: str, own: int
 ) -> None:

@@ -37,7 +37,7 @@ def test_no_caller_who_waits_is_more_than_his_running_calls_behind_another(
             had[call.number] += 1
             heapq.heappush(running, (now + seconds, call.order, call))
         now, _, call = heapq.heappop(running)
-        call.caller.run(-1, now)
+        call.caller.change_running(-1, now)
         used = [caller.used(now) for caller in callers._all.values()]
         if all(had[name] < 200 // len(lengths) for name in range(len(lengths))):
             assert max(used) - min(used) <= slots * longest + 1e-6
@@ -61,7 +61,7 @@ def test_nobody_saves_up_time_that_he_left_to_others() -> None:
     early, busy = queued(callers, 1, 0), queued(callers, 2, 1)
     early.caller.calls -= 1  # answered
     callers.start(busy.caller, 0.0)
-    busy.caller.run(-1, 100.0)
+    busy.caller.change_running(-1, 100.0)
     callers.start(busy.caller, 100.0)
     assert callers.come(1).used(100.0) == 100.0
     assert callers.come(3).used(100.0) == 100.0

@@ -9,7 +9,7 @@ import pytest
 from rocstar.errors import ConfigError
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
-from rocstar.tools.choose import Tools, make_tools
+from rocstar.tools.choose import BUILT_IN, Tools, make_tools
 from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import PythonTool
 from rocstar.types import Status, ToolCall
@@ -99,7 +99,7 @@ async def test_a_function_has_the_time_and_the_output_of_a_program(own: Path) ->
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["pyton"], "'pyton', which is none of python, notebook; did you mean 'python'"),
+        (["pyton"], f"'pyton', which is none of {', '.join(BUILT_IN)}; did you mean 'python'"),
         (["python", "notebook"], "'python' and 'notebook' both answer to the name 'python'"),
         (["python", "own_tools_module:python"], "'python' and 'own_tools_module:python' both answer to the name"),
         (["own_tools_module:jupyter_code", "python"], "both answer to the name"),

@@ -58,15 +58,15 @@ def analyze(
     sources = [replace(source, files=source.files[::-every][::-1]) for source in found]
     told = ""
 
-    def said(name: str, done: int, total: int) -> None:
+    def progress(name: str, done: int, total: int) -> None:
         nonlocal told
         told = f"{name}: {done} of {total} files read"
 
     with Screen() as screen, screen.never_silent(lambda: told):
         for source in sources:
-            said(source.name, 0, len(source.files))
+            progress(source.name, 0, len(source.files))
             piece, scorer = _tokens_of(source, entropy)
-            report = analyse(source, piece=piece, entropies=scorer, said=partial(said, source.name))
+            report = analyse(source, piece=piece, entropies=scorer, progress=partial(progress, source.name))
             reports.append(report)
     if pictures is not None:
         from rocstar.analysis.pictures import draw

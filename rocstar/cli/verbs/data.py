@@ -112,8 +112,7 @@ def check_problems(
     given = [*(settings or []), *(f"{key}={json.dumps(value)}" for key, value in options.items() if value)]
     refuse_others(given, READ, "a check")
     chosen = load_recipe(recipe, given) if recipe else changed(Recipe(), ["data.source=files", *given], {})
-    stages = (stage.data for stage in chosen.rl_stages)  # that of the stage which names the file, else the recipe's
-    columns = next((data.columns for data in stages if file in data.train_files), chosen.data.columns)
+    columns = next((s.data.columns for s in chosen.rollout_stages if file in s.data.train_files), chosen.data.columns)
     asked = tuple(columns.question)
     is_for_training = chosen.data.source == "files" and file not in chosen.data.test_files
     held_out = task_of(chosen, chosen).heldout() if is_for_training else []
@@ -193,10 +192,10 @@ def _wording(parts: AttemptParts, tokenizer: Path | None) -> Wording:
     chosen, counted = parts.template(folder), tokenizer or folder
     codec = Codec.load(counted) if counted else None
     room = math.inf
-    if folder and recipe.rl_stages and not (tokenizer or recipe.rollout.environment):
+    if folder and recipe.rollout_stages and not (tokenizer or recipe.rollout.environment):
         longest = max(rollout.max_response_tokens for rollout in recipe.rollouts)
         fitting = model_facts(folder, torch_engine=False).positions - longest
-        kept = max(stage.data.max_prompt_tokens or math.inf for stage in recipe.rl_stages)  # longer ones are left out
+        kept = max(stage.data.max_prompt_tokens or math.inf for stage in recipe.rollout_stages)
         room = fitting if kept > fitting else math.inf
     return Wording(
         render=render,

@@ -81,7 +81,7 @@ def plan(
 
 def _not_counted(recipe: Recipe) -> Iterator[str]:
     """Attempts whose time is in no stage of a plan."""
-    for stage in recipe.rl_stages:
+    for stage in recipe.rollout_stages:
         if rounds := stage.rollout.refill:
             yield f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted"
         if each := stage.data.drop_solved_attempts:
@@ -92,6 +92,7 @@ def _not_counted(recipe: Recipe) -> Iterator[str]:
 
 def _within_pools(recipe: Recipe) -> Recipe:
     """The recipe with no more problems a step than there are; with its own number where they cannot be read yet."""
+    from rocstar.config.sections import RolloutStage
     from rocstar.data.sft.check import load_conversations
     from rocstar.errors import ConfigError, DataError
     from rocstar.run.material import few_problems, problems_of, task_of
@@ -107,14 +108,14 @@ def _within_pools(recipe: Recipe) -> Recipe:
         print(f"the steps of epochs are not planned: {str(error).rstrip('.')}", file=sys.stderr)
     try:
         heldout = heldout_problems(task_of(recipe, recipe))
-        pools = {one.name: len(problems_of(one, task_of(recipe, one), heldout)) for one in recipe.rl_stages}
+        pools = {one.name: len(problems_of(one, task_of(recipe, one), heldout)) for one in recipe.rollout_stages}
     except (ConfigError, DataError) as error:
         unread = str(error).rstrip(".")
         print(f"problems can't be read ({unread}), so rollout.problems_per_step counts as it stands", file=sys.stderr)
         return recipe
     stages = []
     for stage in recipe.stage:
-        if stage.kind == "rl" and (few := few_problems(stage, pools[stage.name])):
+        if isinstance(stage, RolloutStage) and (few := few_problems(stage, pools[stage.name])):
             print(few, file=sys.stderr)
             rollout = stage.rollout.model_copy(update={"problems_per_step": pools[stage.name]})
             stage = stage.model_copy(update={"rollout": rollout})

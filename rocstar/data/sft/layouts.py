@@ -9,25 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocstar.data.sft.check import readable
-from rocstar.data.sft.dialogues import (
-    BY_ROW,
-    Row,
-    RowReader,
-    Turns,
-    list_of,
-    mapping_of,
-    text_of,
-)
-from rocstar.data.sft.format import (
-    Chat,
-    FunctionCall,
-    Refusal,
-    Refused,
-    Role,
-    call_of,
-    from_columns,
-    tool_spec,
-)
+from rocstar.data.sft.dialogues import BY_ROW, Row, RowReader, Turns, list_of, mapping_of, text_of
+from rocstar.data.sft.format import Chat, FunctionCall, Refusal, Refused, Role, call_of, from_columns, tool_spec
 from rocstar.protocols import ToolSpec
 
 # APIGen / xLAM: `query`, `answers` and `tools`, the last two as JSON text.

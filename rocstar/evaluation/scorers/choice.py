@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rocstar.answers.extract import last_answer, settled, written
+from rocstar.answers.extract import counts_as_cut, last_answer, written
 from rocstar.answers.text import chosen_letter
 from rocstar.answers.wording import clean
 from rocstar.evaluation.benchmark import BenchmarkFile, Rows, column, lines
@@ -43,7 +43,7 @@ def _problem(file: BenchmarkFile, part: str, where: str, row: Mapping[str, Any])
 class ChoiceScorer(Scorer):
     def outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
         texts = written(self.parts.codec, self.parts.calls, attempt)
-        if settled(attempt, "wrong"):
+        if counts_as_cut(attempt, "wrong"):
             return judged(False, method="truncated", extracted=None, text="\n".join(texts))
         letter = chosen(texts)
         return judged(letter == problem.answer, method="letter", extracted=letter, text="\n".join(texts))

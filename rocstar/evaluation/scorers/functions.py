@@ -18,7 +18,7 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from rocstar.answers.extract import settled, written
+from rocstar.answers.extract import counts_as_cut, written
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
 from rocstar.evaluation.scoring import Scorer, judged
@@ -143,7 +143,7 @@ class FunctionScorer(Scorer):
         )
 
     def outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
-        settled(attempt, "graded")
+        counts_as_cut(attempt, "graded")
         calls = [call for turn in attempt.turns for call in turn.calls]
         complaint = complaint_of(problem.metadata, calls)
         calls_text = json.dumps([{call.tool: call.arguments} for call in calls], default=str) if calls else None

@@ -161,7 +161,7 @@ def refuse_low_limits() -> None:
     if refusal := check.of_machine(Limits()):
         raise SandboxDown(refusal)
     data = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (data, data))  # programs inherit it; all others of OWN a slot sets
+    resource.setrlimit(resource.RLIMIT_DATA, (data, data))  # programs inherit it; a slot sets all other HARD_LIMITS
 
 
 async def _probed(pools: Pools, pool: Pool) -> Response | None:

@@ -49,7 +49,7 @@ class Pool:
         self.problem = ""
         """Why no worker can be started any more; empty while one can."""
         self.up = False
-        self.full = False
+        self.machine_full = False
         """The machine had no room for another process when the last worker was started."""
         self.walls_failed: tuple[str, ...] = ()
         self.idle: list[Worker] = []
@@ -101,11 +101,11 @@ class Pool:
             self.problem = f"the sandbox zygote died {self.zygotes} times"
             self.pools.changed()
 
-    def start_workers(self, number: int) -> None:
-        """Start workers for this many waiting calls, as far as there are free slots."""
-        live = sum(not worker.dead for number, worker in self.workers.items() if number not in self.for_sessions)
+    def start_workers(self, waiting: int) -> None:
+        """Start a worker for each of so many waiting calls, as far as there are free slots."""
+        live = sum(not worker.dead for own, worker in self.workers.items() if own not in self.for_sessions)
         room = self.pools.settings.slots - live - len(self.starting) if self.up else 0
-        for _ in range(min(number - len(self.starting), room)):
+        for _ in range(min(waiting - len(self.starting), room)):
             free = self.free_number()
             self.starting.add(free)
             self.pools.spawn(self.add(free))
@@ -122,27 +122,28 @@ class Pool:
         self.pools.changed()
 
     async def open_idle(self, plan: Plan, number: int, tries: int, busy_tries: float) -> str:
-        """Start an idle worker. The problem after `tries` failures, or `busy_tries` due to a full machine; else ""."""
+        """Start an idle worker. Returns "", or the problem after `tries` failures, or after `busy_tries` on a full
+        machine."""
         failures = busy = 0
         while self.up:
             worker, problem = await self.open(plan, number)
             if worker is not None:
                 self.idle.append(worker)
                 return ""
-            failures, busy = failures + (not self.full), busy + self.full
+            failures, busy = failures + (not self.machine_full), busy + self.machine_full
             if failures >= tries or busy >= busy_tries:
                 return problem
-            await asyncio.sleep(RETRY_SECONDS if self.full else 0.1 * failures)
+            await asyncio.sleep(RETRY_SECONDS if self.machine_full else 0.1 * failures)
         return self.problem
 
     async def open(self, plan: Plan, number: int) -> tuple[Worker | None, str]:
-        """A new worker, or the problem; `full` is then whether a later try may succeed."""
+        """A new worker, or the problem; `machine_full` is then whether a later try may succeed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
             self.command({"spawn": number, "plan": plans.PLANS.index(plan)}, theirs)
         hello = await first_message(ours, "the slot died while starting", HELLO_SECONDS)
-        self.full = bool(hello.get("busy"))
+        self.machine_full = bool(hello.get("busy"))
         if hello["problem"]:
             ours.close()
             self.command({"lost": number})
@@ -193,8 +194,8 @@ class Pool:
 
 
 async def first_message(connection: socket.socket, otherwise: str, seconds: float | None) -> dict[str, Any]:
-    """The first message of a zygote or a slot, `attached` has its descriptors; `problem` is `otherwise` when the
-    process ends without one."""
+    """The first message of a zygote or a slot, with its descriptors in `attached`. If the process ends without one, its
+    `problem` is `otherwise`."""
     loop, arrived = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(connection.fileno(), arrived.set)
     try:

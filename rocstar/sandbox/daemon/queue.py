@@ -210,7 +210,7 @@ class Queue(asyncio.Protocol):
     def leave(self, queued: Queued) -> None:
         """A program or a cell has ended."""
         self.running -= 1
-        queued.caller.run(-1, time.monotonic())
+        queued.caller.change_running(-1, time.monotonic())
         self.dispatch()
 
     def rearrange(self) -> None:

@@ -36,7 +36,7 @@ class Caller:
     def used(self, now: float) -> float:
         return self.seconds + self.running * (now - self.at)
 
-    def run(self, change: int, now: float) -> None:
+    def change_running(self, change: int, now: float) -> None:
         """From now on `change` more of its calls run."""
         self.seconds, self.at = self.used(now), now
         self.running += change
@@ -139,5 +139,5 @@ class Callers:
 
     def start(self, caller: Caller, now: float) -> None:
         """A call of this caller starts."""
-        caller.run(1, now)
+        caller.change_running(1, now)
         self._least = max(self._least, caller.seconds)

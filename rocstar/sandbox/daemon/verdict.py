@@ -109,9 +109,8 @@ def cell(call: Call, seen: Seen) -> Response:
 
 def response_of(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int | None) -> Response:
     """`code`: exit status, or minus the signal; None if the daemon ended the program."""
-    if (
-        code == 1 and report.refused and call.session and (call.files or call.branches)
-    ):  # earlier cells of a session may prevent writing files
+    # Earlier cells of a session may have made its files impossible to write.
+    if code == 1 and report.refused and call.session and (call.files or call.branches):
         return failed(call.id, ProgramOutcome.REJECTED, report.refused[:MAX_MESSAGE])
     failure = None
     if code is not None and code >= 0 and report.exception is not None:  # an exit hook may make the status 0
