@@ -112,6 +112,11 @@ def test_transformers_loads_the_last_checkpoint_unchanged(finished: tuple[Path, 
     assert "<" in tokenizer.decode(logits[0, -1].argmax())  # a tool call or an answer
 
 
+def test_a_conversation_with_a_run_needs_no_reward_function(finished: tuple[Path, Ended]) -> None:
+    talked_to = find_agent("tiny", finished[0] / "runs", ["evaluate.verifier=not.there:score"], None)
+    assert talked_to.recipe.evaluate.verifier == "boxed"
+
+
 DEADLY = """
 import os
 from pathlib import Path
