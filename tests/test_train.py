@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from rocstar.config.tree import flat
+from rocstar.evaluation.subject import find_agent
 from rocstar.record.journal import read_journal
 from tests.tiny_run import (
     AS_PLAIN,
