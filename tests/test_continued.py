@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from rocstar.config.recipe import recipe_of, resolved_from_json
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.atomic import write_json
-from rocstar.record.folder import RunFolder, fill_branch
+from rocstar.record.folder import RunFolder, fill_branch, read_json
 from rocstar.record.show import show_run
-from rocstar.run.continued import continued, is_reopened, made_again, note_surroundings, record
+from rocstar.run.continued import continued, is_reopened, made_again, note_surroundings, record, same_inputs
+from rocstar.run.material import read_material
 from rocstar.support.screen import changed_setting
 
 RL: dict[str, Any] = {"kind": "rl", "steps": 4}
@@ -131,6 +133,36 @@ def test_a_stage_is_added_from_the_runs_own_sections(run: RunFolder) -> None:
     assert changed_setting(made.changes[0]) == "after step 6: stage.more was added (rl, 5 steps)"
     again = continued(run, 6, ["stage.again.kind=sft", "stage.again.steps=2"], flag="--resume")
     assert again.unmade == {"again"}
+
+
+def test_files_may_lie_elsewhere_if_they_hold_what_they_held(tmp_path: Path) -> None:
+    def at(place: str, answer: int = 5) -> dict[str, list[str]]:
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / "asked.jsonl").write_text(f'{{"question": "2+3?", "answer": {answer}}}\n')
+        (tmp_path / place / "held.jsonl").write_text('{"question": "2+2?", "answer": 4}\n')
+        return {"train_files": [f"{tmp_path}/{place}/asked.jsonl"], "test_files": [f"{tmp_path}/{place}/held.jsonl"]}
+
+    stages: list[dict[str, Any]] = [{"name": "cold", "kind": "sft", "steps": 2}, {"name": "one", **RL}]
+    recipe = recipe_of({"data": {"source": "files", **at("old")}}, stages)
+    run = RunFolder.create(recipe, tmp_path, ["rocstar"])
+    run.metrics.write_text('{"step": 1, "stage": "one"}\n')
+    saved(run, 1, stage_step=1, stage_complete=False)
+    write_json(run.problems, same_inputs(read_material(recipe, rows=frozenset()), run))
+    write_json(run.summary, {})
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert "asked.jsonl of run" in (told := refused(run, step=1)) and "say with data.train_files where" in told
+    for place, answer in (("other", 6), ("new", 5)):
+        made = continued(run, 1, [f"data.{key}={json.dumps(files)}" for key, files in at(place, answer).items()],
+                         flag="--resume")  # fmt: skip
+        material = read_material(made.recipe, rows=frozenset())
+        if place == "other":
+            with pytest.raises(ConfigError, match=r"have changed since it began \(one\)"):
+                same_inputs(material, run, made.anew)
+    assert same_inputs(material, run, made.anew) == read_json(run.problems)
+    record(run, made)
+    kept = resolved_from_json(run.resolved)
+    assert made.goes_on and run.changes == [] and kept.data.train_files == at("new")["train_files"]
+    assert kept.rl_stages[0].data.train_files == kept.data.train_files
 
 
 def branched(run: RunFolder, branches: Path) -> RunFolder:

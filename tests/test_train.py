@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from rocstar.config.tree import flat
+from rocstar.evaluation.subject import find_agent
 from rocstar.record.journal import read_journal
 from tests.tiny_run import (
     AS_PLAIN,
@@ -110,6 +111,11 @@ def test_transformers_loads_the_last_checkpoint_unchanged(finished: tuple[Path, 
         logits = model(**rendered).logits
     assert logits.shape[-1] == len(tokenizer)
     assert "<" in tokenizer.decode(logits[0, -1].argmax())  # a tool call or an answer
+
+
+def test_a_conversation_with_a_run_needs_no_reward_function(finished: tuple[Path, Ended]) -> None:
+    talked_to = find_agent("tiny", finished[0] / "runs", ["evaluate.verifier=not.there:score"], None)
+    assert talked_to.recipe.evaluate.verifier == "boxed"
 
 
 DEADLY = """

@@ -12,7 +12,8 @@ import httpx
 import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
-from rocstar.support.chat_http import CUT, FILTERED, LENGTH, ChatHttp, Sleep, refuse_broken_off
+from rocstar.record.folder import tell_once
+from rocstar.support.chat_http import CUT, FILTERED, LENGTH, ChatHttp, NoAnswer, Sleep, refuse_broken_off
 from rocstar.types import Status
 
 TRIES = 6
@@ -37,6 +38,8 @@ class _Call(msgspec.Struct):
 class _Message(msgspec.Struct):
     content: str | None = None
     tool_calls: list[_Call] | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
 
 
 class _ChatChoice(msgspec.Struct):
@@ -139,12 +142,14 @@ class ChatClient:
                 raise TooLong(text[:300])
             if status == 400 and FILTERED.search(text):
                 raise EngineUnavailable(f"a filter of {self.url} refuses to answer: {text[:300]}")
+            if status < 400:
+                text = f"it is at {response.headers.get('location')}; give that address as far as /v1"
             raise ConfigError(f"{self.url} refuses the request with status {status}: {text[:300]}")
         try:
             answer = msgspec.json.decode(response.content, type=_Answer)
             choice = answer.choices[0]
         except (msgspec.DecodeError, IndexError) as error:
-            raise EngineUnavailable(f"{self.url} gave an invalid answer ({error}): {response.text[:300]}") from error
+            raise NoAnswer(f"an invalid answer, {error}: {response.text[:300]}") from error
         refuse_broken_off(choice.finish_reason)
         if answer.model and (first := self.first(f"{self.url} {self.model}", answer.model)) != answer.model:
             raise ConfigError(
@@ -153,9 +158,14 @@ class ChatClient:
             )
         if answer.usage is None:
             raise ConfigError(f"{self.url} does not report how many tokens it wrote (`usage`), so no length is known")
-        calls = choice.message.tool_calls or []
+        calls, message = choice.message.tool_calls or [], choice.message
+        if not calls and not message.content and (message.reasoning_content or message.reasoning):
+            tell_once(
+                f"{self.url} gave an answer that is all reasoning and has no text, which counts as no answer; if many "
+                "are, the reasoning parser there is not made for this model"
+            )
         return ChatAnswer(
-            text=choice.message.content or "",
+            text=message.content or "",
             calls=tuple((call.id, call.function.name, call.function.arguments) for call in calls),
             cut=choice.finish_reason in CUT,
             prompt_tokens=answer.usage.prompt_tokens,

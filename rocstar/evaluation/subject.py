@@ -13,7 +13,7 @@ from rocstar.answers.grade import Grader
 from rocstar.cluster.here import started_sandbox
 from rocstar.config.places import SandboxSection
 from rocstar.config.recipe import changed, refuse_others, resolved_from_json
-from rocstar.config.sections import Recipe, StageRolloutSection
+from rocstar.config.sections import EvaluateSection, Recipe, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import PAPER, PREAMBLE, SYSTEM, ChatMl
 from rocstar.engines.process import EngineSettings
@@ -319,7 +319,8 @@ def find_agent(name: str, runs: Path, settings: Sequence[str], context: int | No
     if context is not None and context > subject.holds:
         raise ConfigError(f"--context {context} is more than the {subject.holds} tokens that the model holds; lower it")
     subject.conversation()
-    return subject
+    # Nobody judges a conversation, so a reward function of the run's may be gone.
+    return replace(subject, recipe=subject.recipe.model_copy(update={"evaluate": EvaluateSection()}))
 
 
 @asynccontextmanager

@@ -3,11 +3,13 @@ and the record of it. The stage under way may get more steps and other settings,
 new ones may be added; finished stages stay unchanged.
 
 run.json keeps `changes`, a row `{step, setting, was, now}` for each setting, or other influence on figures, that
-changed at a step. Settings that only place the computation are not among them: they hold for one start."""
+changed at a step. Settings that only place the computation are not among them: they hold for one start. Nor are those
+that say where the run's files lie now: the run keeps them, if the files hold what they held (`same_inputs`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +17,19 @@ from rocstar.config.recipe import changed, resolved_from_json
 from rocstar.config.sections import Recipe, Stage
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
+from rocstar.parts.modelfolder import identity_of
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
+from rocstar.run.material import Material, fingerprint
 from rocstar.support.screen import plural
 from rocstar.support.weights import state_of
 
 PLACES = ("cluster.", "engine.", "run.stall_", "run.threads=")
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
 """Keys that cannot change once a stage has begun: its data, and the origin of its optimizer state."""
+FILES = ("data.train_files", "data.test_files", "model.path")
+"""Files and folders of the whole run that may lie elsewhere than when it began."""
 REFERENCE = "learning.kl_coefficient"
 """Fixed if 0: the reference weights of the stage's beginning were not kept."""
 Change = dict[str, Any]
@@ -37,7 +43,7 @@ class Continued:
     changes: Sequence[Change]
     """All changes of the run so far, the new ones last."""
     goes_on: bool
-    """Whether the new changes extend the run."""
+    """Whether the settings extend the run, or say where its files lie now."""
     begun: frozenset[str]
     """Stages that have begun; for the others problems are chosen again, by the weights at their beginning."""
     anew: frozenset[str]
@@ -50,6 +56,9 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     """How `run` goes on after the checkpoint of `step` (None: there is none) under the settings given to `flag`. own: a
     further setting that `flag` takes. Raises ConfigError for settings that cannot change there; DataError."""
     was = resolved_from_json(run.resolved)
+    begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
+    moves = list(_moves(was, settings, begun))
+    settings = [given for given in settings if given not in moves]
     for given in settings:
         if not given.startswith((*PLACES, "stage.", *([own] if own else []))):
             section, _, key = given.partition("=")[0].partition(".")
@@ -60,20 +69,21 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
             raise ConfigError(
                 f"{flag} goes on with the settings of {run.name} and takes no {given!r}; {better}leave that out (only "
                 "stage.NAME.KEY of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY, run.threads"
-                f"{own and ' and '}{own.rstrip('=')} may change)"
+                f"{own and ' and '}{own.rstrip('=')} may change, and where files lie: {', '.join(FILES)}, run.modules)"
             )
-    now = changed(was, settings, {})
-    fresh = list(_differ(was, now, step or 0))
+    now = changed(was, [*settings, *moves], {})
+    _refuse_absent(run, now)
+    moved = {given.partition("=")[0] for given in moves}
+    fresh = [row for row in _differ(was, now, step or 0) if row["setting"] not in moved]
     if step is not None:
         _refuse_what_is_over(run, step, was.stage, now.stage, settings, fresh)
-    begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
     anew = frozenset({_stage_of(row["setting"]) for row in fresh} - begun)
     rows = {stage.name for stage in now.sft_stages if stage.name not in begun}
     return Continued(
         recipe=now,
         # A branch from before a change has it from its own first step on.
         changes=_merged([*({**row, "step": min(row["step"], step or 0)} for row in run.changes), *fresh]),
-        goes_on=bool(fresh),
+        goes_on=bool(fresh or moves),
         begun=frozenset(begun),
         anew=anew,
         unmade=None if step is None else frozenset(n for n in rows if n in anew or not run.sft_rows(n).exists()),
@@ -93,6 +103,24 @@ def record(run: RunFolder, continued: Continued) -> None:
         # The settings last: after a kill before them, the change can be requested again.
         write_json(run.path / "run.json", {**run.identity, "changes": list(continued.changes), "settings": {}})
         write_json(run.resolved, continued.recipe.resolved())
+
+
+def same_inputs(material: Material, run: RunFolder, anew: Set[str] = frozenset()) -> dict[str, str]:
+    """Hashes of the run's inputs, for problems.json. Raises ConfigError if one differs from the hash there, which those
+    of the stages `anew` may. (A branch keeps the hashes of begun stages.)"""
+    found, model = fingerprint(material), material.pretrained
+    identity = identity_of(model.folder) if model else {}
+    if run.checkpoint_steps() and not material.recipe.model.lora_rank:
+        identity.pop("weights", None)  # the checkpoint has its own
+    found |= {f"{part} of model.path": mark for part, mark in identity.items()}
+    noted = read_json(run.problems) if run.problems.exists() else {}
+    changed = [name for name in found if name not in anew and not found[name].startswith(noted.get(name, ""))]
+    if changed:
+        raise ConfigError(
+            f"inputs of run {run.name} have changed since it began ({', '.join(changed)}); restore its files, say "
+            "where they lie unchanged, or start a new run"
+        )
+    return {**noted, **found}
 
 
 def note_surroundings(run: RunFolder, now: Mapping[str, Any], step: int) -> list[str]:
@@ -123,6 +151,28 @@ def made_again(run: RunFolder, step: int) -> str:
 def is_reopened(run: RunFolder, stage: str, step: int) -> bool:
     """Whether a stage that was over at `step` goes on there."""
     return any(row["step"] == step and row["setting"].startswith(f"stage.{stage}.") for row in run.changes)
+
+
+def _moves(was: Recipe, settings: Sequence[str], begun: Set[str]) -> Iterator[str]:
+    """The settings that say where files lie now: of the run (and of stages that have the same), or of a begun stage."""
+    of_begun = tuple(f"stage.{name}.{FILES[0]}" for name in begun)
+    for given in settings:
+        key = given.partition("=")[0]
+        if key in (*FILES, "run.modules", *of_begun):
+            yield given
+        for stage in was.rl_stages if key == FILES[0] else ():
+            if stage.data.train_files == was.data.train_files:
+                yield f"stage.{stage.name}.{given}"
+
+
+def _refuse_absent(run: RunFolder, recipe: Recipe) -> None:
+    of_run = dict(zip(FILES, (recipe.data.train_files, recipe.data.test_files, [recipe.model.path or ""]), strict=True))
+    of_stages = {f"stage.{stage.name}.{FILES[0]}": stage.data.train_files for stage in recipe.rl_stages}
+    for key, place in ((key, place) for key, places in (of_run | of_stages).items() for place in places):
+        if os.path.isabs(place) and not os.path.exists(place):
+            raise ConfigError(
+                f"{place} of run {run.name} is not there; put it back, or say with {key} where it lies now, unchanged"
+            )
 
 
 def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:

@@ -23,24 +23,21 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import lowered
 from rocstar.engines.torch_gpus import cpu_multiplies_bf16
 from rocstar.engines.vllm import VllmEngine
-from rocstar.errors import ConfigError
 from rocstar.learning.models import compute_dtype, device_of, load_model, random_model, threads_in_use
 from rocstar.learning.policy import Policy
 from rocstar.parts.build import OwnedEngine, named_engines, opened_fleet
-from rocstar.parts.modelfolder import identity_of
 from rocstar.parts.placement import EMBEDDED
 from rocstar.record.atomic import write_atomic, write_json
-from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.folder import RunFolder
 from rocstar.record.identity import git_state, hardware, versions
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Progress, latest, opened
-from rocstar.run.continued import is_reopened, made_again, note_surroundings
+from rocstar.run.continued import is_reopened, made_again, note_surroundings, same_inputs
 from rocstar.run.material import (
     Material,
     cramped,
-    fingerprint,
     fresh_codec,
     layouts_at_first,
     positions_of,
@@ -68,7 +65,7 @@ async def opened_run(
 ) -> AsyncIterator[Run]:
     """A run at its start or at its newest checkpoint; its parts are closed with the context."""
     async with AsyncExitStack() as closing:
-        _same_inputs(material, folder)
+        write_json(folder.problems, same_inputs(material, folder))
         watch = Watch()
         closing.enter_context(screen.never_silent(watch.doing))
         meter = Meter(machines.sandbox, partial(watch.note, RUN))
@@ -183,23 +180,6 @@ def _told_of(sandbox: SandboxClient, tracker: RunTracker, screen: Screen) -> Ite
         yield
     finally:
         sandbox.on_event = before
-
-
-def _same_inputs(material: Material, folder: RunFolder) -> None:
-    """Record hashes of a run's inputs; refuse to resume with changed ones. (A branch records those of begun stages.)"""
-    found, model = fingerprint(material), material.pretrained
-    identity = identity_of(model.folder) if model else {}
-    if folder.checkpoint_steps() and not material.recipe.model.lora_rank:
-        identity.pop("weights", None)  # the checkpoint has its own
-    found |= {f"{part} of model.path": mark for part, mark in identity.items()}
-    noted = read_json(folder.problems) if folder.problems.exists() else {}
-    changed = [name for name in found if not found[name].startswith(noted.get(name, ""))]
-    if changed:
-        raise ConfigError(
-            f"inputs of run {folder.name} have changed since it began ({', '.join(changed)}); restore its files, "
-            "or start a new run"
-        )
-    write_json(folder.problems, {**noted, **found})
 
 
 def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, screen: Screen, step: int) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from email.utils import mktime_tz, parsedate_tz
 from typing import Any, TypeVar
 
 import httpx
@@ -90,6 +92,8 @@ class ChatHttp:
                 if response.status_code < 500 and response.status_code not in AGAIN:
                     return read(response)
             except (httpx.HTTPError, TimeoutError) as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    raise ConfigError(f"{self.url}: {error}; name one to trust in SSL_CERT_FILE") from None
                 reason = f"{type(error).__name__}: {error}"
             except NoAnswer as error:
                 reason = str(error)
@@ -117,6 +121,9 @@ def check_address(url: str) -> None:
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds of a Retry-After header; its form as a date is not read."""
+    """Seconds of a Retry-After header, which may be a date."""
     header = response.headers.get("retry-after", "")
-    return float(header) if re.fullmatch(r"\d{1,6}(\.\d+)?", header) else None
+    if re.fullmatch(r"\d{1,6}(\.\d+)?", header):
+        return float(header)
+    date = parsedate_tz(header)
+    return max(0.0, mktime_tz(date) - time.time()) if date else None

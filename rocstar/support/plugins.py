@@ -198,7 +198,7 @@ def _callable_in(module: ModuleType, name: str, said: str) -> Any:
 
 
 def _searched(folders: Sequence[Path]) -> str:
-    return f"looked in {', '.join(map(str, dict.fromkeys(folders)))} and where Python looks"
+    return f"looked in {', '.join(map(str, dict.fromkeys(folders)))} and where Python looks; run.modules adds folders"
 
 
 def code_of(settings: Any, folders: Sequence[PathLike] = ()) -> dict[str, str]:

@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from httpx import Response
 
 from rocstar.dialogue.template import PAPER
 from rocstar.errors import ConfigError
 from rocstar.evaluation.chat_client import TRIES, ChatClient
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.rollout.environment import AttemptLimits, Conversation, OneTurn, ToolEnvironment
-from rocstar.support.chat_http import check_address
+from rocstar.support.chat_http import _retry_after, check_address
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict, problem_id
 from tests.evaluation.served import Raw, Said, call, served, text
 from tests.scripted import ScriptedTool, ScriptedVerifier
@@ -141,6 +142,13 @@ def test_an_address_that_is_none_is_refused_before_anything_starts(url: str) -> 
         check_address(url)
 
 
+async def test_an_answer_that_is_all_reasoning_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    thought = {"choices": [{"message": {"content": None, "reasoning_content": "5"}, "finish_reason": "stop"}],
+               "usage": {"prompt_tokens": 1, "completion_tokens": 1}}  # fmt: skip
+    await attempted(lambda body: Raw(200, json.dumps(thought).encode()))
+    assert "the reasoning parser there" in capsys.readouterr().err
+
+
 async def test_the_limits_end_an_attempt() -> None:
     made, bodies, _ = await attempted(lambda body: call("python", PROGRAM), limits=replace(LIMITS, max_turns=2))
     assert made.stop is Stop.MAX_TURNS and len(bodies) == 2
@@ -159,6 +167,11 @@ async def test_a_busy_endpoint_is_asked_again_a_bounded_number_of_times() -> Non
     made, bodies, waits = await attempted(lambda body: 500)
     assert made.stop is Stop.ENVIRONMENT_FAILED and len(bodies) == TRIES and waits == [1.0, 2.0, 4.0, 8.0, 16.0]
     assert made.fault is not None and "status 500" in made.fault and "secret" not in made.fault
+    broken = [Raw(200, b"<html>"), Raw(200, b'{"error": {"code": 503}}')]
+    made, bodies, _ = await attempted(lambda body: broken.pop() if broken else text(ANSWER))
+    assert made.stop is Stop.ANSWERED and len(bodies) == 3
+    date = Response(429, headers={"retry-after": "Sun, 06 Nov 1994 08:49:37 GMT"})
+    assert _retry_after(date) == 0 and _retry_after(Response(429, headers={"retry-after": "soon"})) is None
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "insufficient_system_resource", None, "content_filter", "SAFETY"])
@@ -191,6 +204,8 @@ async def test_another_model_in_mid_evaluation_ends_it_and_another_name_of_the_m
 async def test_a_refused_request_ends_the_evaluation_in_a_sentence() -> None:
     with pytest.raises(ConfigError, match="refuses the request with status 401"):
         await attempted(lambda body: 401)
+    with pytest.raises(ConfigError, match="with status 307: it is at None; give that address"):
+        await attempted(lambda body: 307)
     with pytest.raises(ConfigError, match="'temperature' does not support"):
         await attempted(lambda body: Raw(400, b"Unsupported value: 'temperature' does not support 0.6"))
 
