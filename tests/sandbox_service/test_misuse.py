@@ -139,6 +139,13 @@ def test_headers_over_16_kib_are_refused_whole_or_not(http: Http, ended: bool) -
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 
+def test_fields_after_a_body_are_no_headers_and_are_not_kept(http: Http) -> None:
+    with http.connect() as connection:
+        head = b"GET /status HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"0\r\nhost: evil.example\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+
+
 def test_nonsense_instead_of_http_is_refused_in_a_sentence(http: Http) -> None:
     with http.connect() as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
