@@ -45,6 +45,11 @@ from tests.sandbox_service.support import SLEEPER, Http, RunningService, batch_o
         (b'{"code": "1", "limits": {"wall_seconds": -1}}', 400, "limit wall_seconds must be from"),
         (b'{"code": "1", "limits": {"wall_seconds": 1e308}}', 400, "at most 600 here, got 1e+308"),
         (b'{"code": "1", "limits": {"memory_bytes": 99999999999}}', 400, "the operator's --max-memory-mb says so"),
+        (
+            b'{"code": "1", "limits": {"memory_bytes": ' + b"9" * 400 + b"}}",
+            400,
+            "Expected `int` <= 9223372036854775807",
+        ),
         (b'{"code": "1", "limits": {"output_bytes": 4194305}}', 400, "output_bytes"),
         (b'{"code": "1", "limits": {"processes": 1.5}}', 400, "Expected `int`, got `float` - at `$.processes`"),
         (b'{"code": "1", "limits": {"wall": 1}}', 400, "there is no limit 'wall'"),
