@@ -86,21 +86,16 @@ def clear(top: int, name: str, device: int) -> list[str]:
                 os.unlink(entry, dir_fd=here)
                 continue
             if state.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-                unlock(entry, here)
+                shut = os.open(entry, os.O_PATH | FOLDER, dir_fd=here)
+                try:
+                    os.chmod(f"/proc/self/fd/{shut}", 0o700)  # by its name it would follow a link
+                finally:
+                    os.close(shut)
             moved.append(f".removed-{os.urandom(8).hex()}")
             os.rename(entry, moved[-1], src_dir_fd=here, dst_dir_fd=top)
     finally:
         os.close(here)
     return moved
-
-
-def unlock(name: str, parent: int) -> None:
-    """Let us enter and change a folder; `os.chmod` would follow a link."""
-    folder = os.open(name, os.O_PATH | FOLDER, dir_fd=parent)
-    try:
-        os.chmod(f"/proc/self/fd/{folder}", 0o700)
-    finally:
-        os.close(folder)
 
 
 def make_locked(folder: Path) -> int:

@@ -50,8 +50,8 @@ setresgid 119 149, setgroups 116 159, setfsuid 122 151, setfsgid 123 152, capget
 getrlimit 97 163, getrusage 98 165, getpriority 140 141, sched_yield 24 124, sched_getaffinity 204 123,
 sched_getscheduler 145 120, sched_getparam 143 121, sched_getattr 315 275, sched_get_priority_max 146 125,
 sched_get_priority_min 147 126, sched_rr_get_interval 148 127, ioprio_get 252 31, getcpu 309 168, uname 63 160,
-sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444,
-landlock_restrict_self 446 446, listen 50 201, accept 43 202, accept4 288 242,
+sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444, landlock_restrict_self 446 446, listen 50 201,
+accept 43 202, accept4 288 242,
 getsockname 51 204, getpeername 52 205, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212,
 sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210, pipe2 293 59
 # Answered as by a file system that has no attributes, which programs that copy files accept.
@@ -142,7 +142,7 @@ SOCKET_OPTIONS_ALLOWED = (2, 6, 9, 13, 15, 16, 18, 20, 21, 66, 67)
 sizes of buffers, which are memory that no limit counts."""
 TCP_OPTIONS_ALLOWED, IPV6_OPTIONS_ALLOWED = (1, 4, 5, 6, 18), (26,)
 """TCP_NODELAY, the TCP_KEEP options, TCP_USER_TIMEOUT; IPV6_V6ONLY."""
-MAP_SHARED, MAP_ANONYMOUS, MAP_TYPE = 0x01, 0x20, 0x0F
+SHARED_MAP, MAP_KIND = 0x21, 0x2F  # MAP_SHARED | MAP_ANONYMOUS; MAP_TYPE | MAP_ANONYMOUS
 ADVICE_REFUSED = (12, 13, 20, 21, 25, 100, 101)
 """MADV_MERGEABLE and UNMERGEABLE, COLD, PAGEOUT, COLLAPSE, HWPOISON, SOFT_OFFLINE: they affect pages of others."""
 
@@ -253,13 +253,7 @@ def options_rule(allowed: Iterable[int], network: bool) -> Code:
 
 
 def rules(
-    machine: str,
-    *,
-    private_files: bool,
-    own_files: bool,
-    slot: int | None,
-    network: bool = False,
-    counted: bool = True,
+    machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False, counted: bool = True
 ) -> dict[int, Code]:
     """The code for each system call, by number. Arguments are those of `build`."""
     local: dict[int, tuple[int, ...]] = {AF_UNIX: (0, AF_UNIX)} if private_files else {}
@@ -290,9 +284,7 @@ def rules(
         "statx": without_bits(3, STATX_MNT_ID_UNIQUE, answer(errno.EINVAL)),
         "madvise": none_of(2, ADVICE_REFUSED, answer(errno.EINVAL)),
         # Pages that a process has filled and unmapped stay while another byte of their mapping is left.
-        "mmap": (ALLOWING,)
-        if counted
-        else switch(3, [(MAP_SHARED | MAP_ANONYMOUS, (REFUSING,))], (ALLOWING,), MAP_ANONYMOUS | MAP_TYPE),
+        "mmap": (ALLOWING,) if counted else switch(3, [(SHARED_MAP, (REFUSING,))], (ALLOWING,), MAP_KIND),
         # A file keeps the rules of the process that opened it, in memory of the kernel that only a group counts.
         "landlock_add_rule": (ALLOWING if network else MISSING,),
         "setpgid": (ALLOWING,) if slot is None else none_of(1, (slot,), REFUSING),
@@ -315,24 +307,14 @@ def rules(
     return {number: codes[name] for name, number in numbers.items() if number is not None}
 
 
-def build(
-    machine: str,
-    *,
-    private_files: bool,
-    own_files: bool,
-    slot: int | None,
-    network: bool = False,
-    counted: bool = True,
-) -> bytes:
+def build(machine: str, *, slot: int | None, **facts: bool) -> bytes:
     """The filter as an array of sock_filter. `private_files`: only the program's own files are visible, so AF_UNIX may
     be used; `own_files`: the program runs as the user who started us and may see their files, so modes and times may
     not be changed; `slot`: process id of the slot if every other process of its user belongs to the program, else None;
     `network`: the program has its own network, which it may use; `counted`: a control group counts its memory.
 
     Raises KeyError for a machine other than x86_64 and aarch64."""
-    found = rules(
-        machine, private_files=private_files, own_files=own_files, slot=slot, network=network, counted=counted
-    )
+    found = rules(machine, slot=slot, **facts)
     return assembled(machine, found, (MISSING,))
 
 
