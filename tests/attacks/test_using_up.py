@@ -77,6 +77,13 @@ def test_memory_limit_cannot_be_dodged_by_shared_maps(daemon: Daemon) -> None:
     assert names(daemon, *calls, memory_bytes=64 * 2**20) == ["OSError", "OSError"]
 
 
+def test_memory_that_no_process_has_mapped_is_not_had_where_only_that_is_counted(uncounted: Daemon) -> None:
+    calls = ["m.mmap(-1, 2**20)", "m.mmap(os.open('/dev/zero', os.O_RDWR), 4096)"]
+    calls += ["len(m.mmap(-1, 4096, flags=m.MAP_PRIVATE))", "open('/dev/zero', 'rb').read(9).count(0)"]
+    found = names(uncounted, *(call.replace("m.", "__import__('mmap').") for call in calls))
+    assert found == ["PermissionError", found[1], "4096", "9"] and found[1] in {"PermissionError", "OSError"}
+
+
 def test_limits_cannot_be_raised(daemon: Daemon) -> None:
     code = """
 import resource

@@ -23,13 +23,24 @@ OUT_OF_MEMORY = """
 import mmap, os, time
 for _ in range(6):
     if not os.fork():
-        part = mmap.mmap(-1, 60 << 20)
+        part = mmap.mmap(-1, 60 << 20, flags=mmap.MAP_PRIVATE)
         for at in range(0, 60 << 20, 4096):
             part[at] = 1
         time.sleep(60)
 os.wait()
 while True:
     os.write(1, b"x" * 65536)
+"""
+TABLES = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+for _ in range(2):
+    if not os.fork():
+        for n in range(1024, 22_000):  # each page alone in its table, and that in its own
+            ctypes.c_char.from_address(libc.mmap(ctypes.c_void_p(n << 30), 4096, 1, 0x100022, -1, 0)).value
+        time.sleep(60)
+time.sleep(60)
 """
 LIFT = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY,) * 2)\n"
 BURN_LATER = """
@@ -60,6 +71,11 @@ def test_a_cells_name_that_is_no_number_is_not_our_fault(daemon: Daemon) -> None
 
 def test_a_call_is_watched_where_no_group_counts_it(watched: Daemon) -> None:
     response = attack(watched, OUT_OF_MEMORY, memory_bytes=64 * 2**20)
+    assert (response.outcome, response.kill_reason) == (ProgramOutcome.MEMORY, "memory")
+
+
+def test_tables_of_pages_are_memory_of_a_call(watched: Daemon) -> None:
+    response = attack(watched, TABLES, memory_bytes=96 * 2**20)
     assert (response.outcome, response.kill_reason) == (ProgramOutcome.MEMORY, "memory")
 
 

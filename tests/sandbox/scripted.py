@@ -18,8 +18,8 @@ INFO = DaemonInfo(isolation=Isolation.L3, slots=2)
 
 class ScriptedDaemon:
     """Codes: `ok`, `internal`, `overloaded`, `once WORD` (WORD the first time, else ok), `second WORD`, `die` (closes
-    the connection), `hang`, `garbage`, `state_lost`, `closed`, `another` (the result of another call). Cells are
-    answered LOST unless the session was begun by cell 1."""
+    the connection), `hang`, `garbage`, `deep` (nested without end), `state_lost`, `closed`, `another` (the result of
+    another call). Cells are answered LOST unless the session was begun by cell 1."""
 
     def __init__(self, info: DaemonInfo = INFO, *, name: str = "") -> None:
         self.info, self.name = info, name
@@ -84,8 +84,9 @@ class ScriptedDaemon:
             self.hold.wait()
         if call.session and not self._holds(call):
             return wire.pack(FrameKind.LOST, frame.number)
-        if word in ("die", "hang", "garbage"):
-            return {"die": None, "hang": b"", "garbage": b"\xff" * 40}[word]
+        if word in ("die", "hang", "garbage", "deep"):
+            deep = wire.pack(FrameKind.RESPONSE, frame.number, b"\x81\xa0" + b"\x91" * 10**5)
+            return {"die": None, "hang": b"", "garbage": b"\xff" * 40, "deep": deep}[word]
         outcome: Outcome = ProgramOutcome.OK
         if word in ("internal", "overloaded"):
             outcome = ServiceOutcome(word)

@@ -94,7 +94,10 @@ async def test_what_a_daemon_of_one_does_to_a_call(
     assert (response.outcome, response.attempt) == (outcome, attempt)
 
 
-@pytest.mark.parametrize(("code", "said"), [("die", "was lost"), ("garbage", "sent bytes that cannot be read")])
+UNREAD = "sent bytes that cannot be read"
+
+
+@pytest.mark.parametrize(("code", "said"), [("die", "was lost"), ("garbage", UNREAD), ("deep", UNREAD)])
 async def test_a_call_under_which_two_daemons_are_lost_is_not_sent_a_third_time(
     daemon: ScriptedDaemon, code: str, said: str
 ) -> None:

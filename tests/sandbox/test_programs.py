@@ -37,6 +37,7 @@ def bare() -> Iterator[Daemon]:
         ("x = 3; x", "3"),
         ("(1,\n2)", "(1, 2)"),
         ("if True:\n    7", None),
+        ("if True:\r    x = 7\rx", "7"),
         ("x = 1 + \\\n2", None),
         ("5  # a comment; with a semicolon", "5"),
         ("5\n# a comment after it\n\n", "5"),

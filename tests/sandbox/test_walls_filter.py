@@ -17,12 +17,13 @@ ALLOW, KILL, DONE = "allow", "kill", 0
 SLOT = 77
 POINTER = 0x7FFF12345678
 IN_NAMESPACES = {"private_files": True, "own_files": False, "slot": SLOT}
-BESIDE = {"private_files": False, "own_files": True, "slot": None}
+BESIDE = {"private_files": False, "own_files": True, "slot": None, "counted": False}
 WITH_ALL_ZERO: Mapping[str, str | int] = {
     "fcntl": ALLOW, "ioctl": errno.ENOTTY, "setsockopt": errno.EPERM, "open": ALLOW, "openat": ALLOW,
     "statx": ALLOW, "madvise": ALLOW, "setpgid": ALLOW, "rt_sigaction": ALLOW, "clone": ALLOW, "clone3": errno.ENOSYS,
     "socket": errno.EPERM, "socketpair": errno.EPERM, "setpriority": ALLOW, "prctl": errno.EINVAL,
-    "getsockopt": errno.EPERM, "setrlimit": ALLOW, "prlimit64": ALLOW,
+    "getsockopt": errno.EPERM, "setrlimit": ALLOW, "prlimit64": ALLOW, "mmap": ALLOW,
+    "landlock_add_rule": errno.ENOSYS,
 }  # fmt: skip
 """What is said of the calls whose arguments decide when all of them are 0."""
 
@@ -78,6 +79,7 @@ def expected(machine: str, *, private_files: bool, own_files: bool) -> Mapping[i
         "changing-modes": errno.EPERM if own_files else ALLOW,
         "on-private-files": ALLOW if private_files else errno.EPERM,
         "on-private-attributes": ALLOW if private_files else errno.EOPNOTSUPP,
+        "naming-sockets": ALLOW if private_files else errno.EPERM,
         "signalling": ALLOW,
     }
     table: dict[int, str | int] = dict.fromkeys(range(1024), errno.ENOSYS)
@@ -174,6 +176,8 @@ def filters(machine: str) -> list[bytes]:
         ("statx", (3, POINTER, 0, 0x4000), errno.EINVAL, errno.EINVAL),
         ("madvise", (POINTER, 4096, 4), ALLOW, ALLOW),
         *(("madvise", (POINTER, 4096, advice), errno.EINVAL, errno.EINVAL) for advice in (12, 20, 21)),
+        *(("mmap", (0, 4096, 3, flags), ALLOW, ALLOW) for flags in (0x01, 0x02, 0x22, 0x20022)),
+        ("mmap", (0, 4096, 3, 0x8021), ALLOW, errno.EPERM),
         ("setpgid", (0, SLOT), errno.EPERM, ALLOW),
         ("setpgid", (5, 0), ALLOW, ALLOW),
         *(
@@ -203,6 +207,8 @@ def test_a_network_is_tcp_and_udp_and_its_programs_hear_of_their_children() -> N
         said = {given: verdict(code, machine, known["socket"], *given) for given in asked}
         assert said == {given: ALLOW if given[2] in (0, 6, 17) else errno.EPERM for given in asked}
         assert verdict(code, machine, known["rt_sigaction"], 17, POINTER) == ALLOW
+        free = (known["landlock_add_rule"], *numbers("naming-sockets", machine).values())
+        assert {verdict(code, machine, number) for number in free} == {ALLOW}
 
 
 def test_in_a_pid_namespace_everybody_but_the_slot_can_be_signalled() -> None:

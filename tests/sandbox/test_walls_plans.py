@@ -116,6 +116,26 @@ def test_emptying_a_folder_never_follows_links_out_of_it(tmp_path: Path) -> None
     assert (outside / "kept").read_text() == "kept"
 
 
+def test_a_link_that_takes_the_place_of_a_folder_meanwhile_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move, precious = os.rename, tmp_path / "outside/precious"
+    precious.mkdir(parents=True)
+    (tmp_path / "inside/folder").mkdir(parents=True)
+
+    def swapped(source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        move(source, tmp_path / "aside", src_dir_fd=src_dir_fd)
+        os.symlink(tmp_path / "outside", source, dir_fd=src_dir_fd)
+        move(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", swapped)
+    with pytest.raises(OSError):
+        folders.empty(str(tmp_path / "inside"))
+    monkeypatch.undo()
+    folders.empty(str(tmp_path / "inside"))
+    assert precious.exists() and not list((tmp_path / "inside").iterdir())
+
+
 def test_folders_of_the_living_are_kept_and_of_the_dead_removed(tmp_path: Path) -> None:
     dead, alive = (folders.make_locked(tmp_path / name) for name in ("box-dead", "box-alive"))
     os.close(dead)  # as the end of its process does

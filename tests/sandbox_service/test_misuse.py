@@ -45,6 +45,11 @@ from tests.sandbox_service.support import SLEEPER, Http, RunningService, batch_o
         (b'{"code": "1", "limits": {"wall_seconds": -1}}', 400, "limit wall_seconds must be from"),
         (b'{"code": "1", "limits": {"wall_seconds": 1e308}}', 400, "at most 600 here, got 1e+308"),
         (b'{"code": "1", "limits": {"memory_bytes": 99999999999}}', 400, "the operator's --max-memory-mb says so"),
+        (
+            b'{"code": "1", "limits": {"memory_bytes": ' + b"9" * 400 + b"}}",
+            400,
+            "Expected `int` <= 9223372036854775807",
+        ),
         (b'{"code": "1", "limits": {"output_bytes": 4194305}}', 400, "output_bytes"),
         (b'{"code": "1", "limits": {"processes": 1.5}}', 400, "Expected `int`, got `float` - at `$.processes`"),
         (b'{"code": "1", "limits": {"wall": 1}}', 400, "there is no limit 'wall'"),
@@ -136,6 +141,13 @@ def test_headers_over_16_kib_are_refused_whole_or_not(http: Http, ended: bool) -
         assert connection.recv(4096).startswith(b"HTTP/1.1 431")
     with http.connect() as connection:
         connection.sendall(b"GET /ping HTTP/1.1\r\nhost: localhost\r\nx-filler: " + b"y" * 15_000 + b"\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_fields_after_a_body_are_no_headers_and_are_not_kept(http: Http) -> None:
+    with http.connect() as connection:
+        head = b"GET /status HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"0\r\nhost: evil.example\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 

@@ -147,6 +147,19 @@ def test_what_is_written_past_pythons_streams_belongs_to_its_cell(http: Http) ->
     assert (answer["driver"]["stdout"], answer["driver"]["stderr"]) == ("", "")
 
 
+def test_many_tracebacks_are_taken_apart_without_a_copy_for_each() -> None:
+    class Text(str):
+        copies = 0
+
+        def __getitem__(self, at: Any) -> str:
+            Text.copies += 1
+            return super().__getitem__(at)
+
+    each = f"Traceback (most recent call last):{sandbox_fusion.CHAINED[1]}"
+    printed, shown = sandbox_fusion.split_traceback(Text(f"x\n{each * 100}"))
+    assert (printed, len(shown) > 7_000, Text.copies) == ("x\n", True, 2)
+
+
 def test_a_traceback_is_apart_from_what_a_cell_printed_before_it(http: Http) -> None:
     code = "import sys\nprint('Traceback (most recent call last):', file=sys.stderr)\n"
     chained = code + "try:\n    1/0\nexcept Exception as error:\n    raise KeyError('k') from error"

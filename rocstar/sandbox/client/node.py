@@ -301,7 +301,7 @@ class Node(NodeFacts):
             return
         except (OSError, SandboxDown) as error:
             self.close(f"{self.label} {'was lost' if self.up else 'does not serve'}: {error}")
-        except ValueError:
+        except (ValueError, RecursionError):
             self.close(f"{self.label} sent bytes that cannot be read and was given up", 0.0)
 
     def _is_for_us(self, frame: Frame) -> bool:

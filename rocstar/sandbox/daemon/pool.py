@@ -141,7 +141,8 @@ class Pool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            self.command({"spawn": number, "plan": plans.PLANS.index(plan)}, theirs)
+            counted = "memory" in self.pools.groups.folders
+            self.command({"spawn": number, "plan": plans.PLANS.index(plan), "counted": counted}, theirs)
         hello = await first_message(ours, "the slot died while starting", HELLO_SECONDS)
         self.machine_full = bool(hello.get("busy"))
         if hello["problem"]:

@@ -179,11 +179,13 @@ def over(worker: Worker) -> str:
     family = descendants(worker.process)
     states = [numbers(pid, "status") for pid in family]
     limit = worker.limits.memory_bytes + HEADROOM_BYTES
-    resident = sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)
+    tables = sum(state.get("VmPTE", 0) for state in states)
+    resident = tables + sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)
     if "no_memory_cgroup" not in worker.watched or resident <= limit:
         return ""  # below the limit even with shared pages counted repeatedly; the exact figure is expensive
     exact = [numbers(pid, "smaps_rollup") for pid in family]
-    used = sum(each.get("Pss_Anon", 0) + each.get("Pss_Shmem", 0) for each in exact) if any(exact) else resident
+    shares = sum(each.get("Pss_Anon", 0) + each.get("Pss_Shmem", 0) for each in exact)
+    used = tables + shares if any(exact) else resident
     return "memory" if used > limit else ""
 
 

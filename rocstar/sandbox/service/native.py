@@ -64,7 +64,7 @@ class CallShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, g
     files: Annotated[dict[str, str | Base64], Meta(max_length=check.MAX_FILES)] = msgspec.field(default_factory=dict)
     fetch: Annotated[tuple[str, ...], Meta(max_length=check.MAX_FILES)] = ()
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    limits: dict[str, int | float] = msgspec.field(default_factory=dict)
+    limits: dict[str, Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float] = msgspec.field(default_factory=dict)
     """Any fields of `Limits`; missing ones are the service's defaults."""
     patience_seconds: Seconds | None = None
 

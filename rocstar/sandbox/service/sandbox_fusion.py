@@ -209,7 +209,7 @@ def split_traceback(stderr: str) -> tuple[str, str]:
     """The cell's own output, and the traceback at its end, with chained ones."""
     start = len(stderr)
     for head in reversed(list(TRACEBACK.finditer(stderr))):
-        if start != len(stderr) and not stderr[:start].endswith(CHAINED):
+        if start != len(stderr) and not stderr.endswith(CHAINED, 0, start):
             break
         start = head.start()
     return stderr[:start], stderr[start:]

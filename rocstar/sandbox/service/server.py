@@ -182,6 +182,10 @@ class BoundedProtocol(HttpToolsProtocol):
             seconds = self.app.service.settings.request_seconds
             self.arriving = self.loop.call_later(seconds, self.end, TOO_SLOW)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.header_bytes is not None:  # those after a body are not kept, so that nobody fills memory with them
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         most, self.header_bytes = (self.header_bytes or 0) + self.data_bytes, None
         if (

@@ -297,7 +297,7 @@ def compiled_by_tree(code: str, name: str) -> tuple[CodeType, CodeType | None]:
 
 
 def hidden_by_semicolon(code: str, last: ast.Expr) -> bool:
-    line = code.encode("utf-8", "surrogatepass").split(b"\n")[(last.end_lineno or 1) - 1]
+    line = code.encode("utf-8", "surrogatepass").splitlines()[(last.end_lineno or 1) - 1]
     return line[last.end_col_offset or 0 :].lstrip().startswith(b";")
 
 

@@ -47,8 +47,8 @@ def main() -> None:
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`. First message to the daemon:
     {"problem": sentence or "", "arena": address and size, or null}. Commands:
-    {"spawn": number, "plan": index} with the slot's channel attached; {"lost": number} after a slot has ended. Never
-    returns."""
+    {"spawn": number, "plan": index, "counted": whether a control group will count its memory} with the slot's channel
+    attached; {"lost": number} after a slot has ended. Never returns."""
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
@@ -229,7 +229,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     keep_descriptors(fd)
     connection = socket.socket(fileno=CHANNEL)
     try:
-        walls = plans.start(plan, workdir)
+        walls = plans.start(plan, workdir, counted=command["counted"])
     except OSError as error:
         send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise

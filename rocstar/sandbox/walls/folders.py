@@ -10,6 +10,7 @@ from contextlib import suppress
 
 FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
 MAX_TRIES = 10  # a sweep may come between making a folder and locking it
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 Path = str | os.PathLike[str]
 CLOSED = 0o111
 """Mode of a slot's folder: programs pass through it to `run`. They can neither list it nor create, move or remove
@@ -57,31 +58,44 @@ def remove(folder: str) -> None:
 
 def empty(folder: str) -> None:
     """Remove everything in `folder`, at any depth and with any permissions; links are removed, never followed, and
-    mounts stay. Raises OSError.
+    mounts stay. Raises OSError, also if a process that still runs puts a link in the place of a folder.
 
     Folders are moved up before they are entered: a path can be longer than any call accepts."""
-    waiting, device = [folder], os.stat(folder).st_dev
-    while waiting:
-        current = waiting[-1]
-        subfolders = []
-        for entry in os.listdir(current):
-            path = f"{current}/{entry}"
-            state = os.lstat(path)
+    top = os.open(folder, FOLDER)
+    try:
+        waiting, device = ["."], os.fstat(top).st_dev
+        while waiting:
+            if subfolders := clear(top, waiting[-1], device):
+                waiting += subfolders
+            elif (current := waiting.pop()) != ".":
+                os.rmdir(current, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def clear(top: int, name: str, device: int) -> list[str]:
+    """Remove what is in a folder of the folder `top`, but move its own folders to `top`: their names there."""
+    moved: list[str] = []
+    here = os.open(name, FOLDER, dir_fd=top)
+    try:
+        for entry in os.listdir(here):
+            state = os.lstat(entry, dir_fd=here)
             if state.st_dev != device:
                 continue
             if not stat.S_ISDIR(state.st_mode):
-                os.unlink(path)
+                os.unlink(entry, dir_fd=here)
                 continue
             if state.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-                os.chmod(path, 0o700)
-            subfolders.append(f"{folder}/.removed-{os.urandom(8).hex()}")
-            os.rename(path, subfolders[-1])
-        if subfolders:
-            waiting += subfolders
-        else:
-            waiting.pop()
-            if current != folder:
-                os.rmdir(current)
+                shut = os.open(entry, os.O_PATH | FOLDER, dir_fd=here)
+                try:
+                    os.chmod(f"/proc/self/fd/{shut}", 0o700)  # by its name it would follow a link
+                finally:
+                    os.close(shut)
+            moved.append(f".removed-{os.urandom(8).hex()}")
+            os.rename(entry, moved[-1], src_dir_fd=here, dst_dir_fd=top)
+    finally:
+        os.close(here)
+    return moved
 
 
 def make_locked(folder: Path) -> int:

@@ -109,15 +109,16 @@ def open_children() -> int:
         return -1
 
 
-def start(plan: Plan, workdir: str) -> Walls:
+def start(plan: Plan, workdir: str, *, counted: bool) -> Walls:
     """Called in a fresh fork of the zygote, which becomes the slot's keeper and never returns. Returns in the slot
     only, in "/" and with unchanged descriptors. `workdir`: prefix of its folder's path if the plan has no namespaces.
+    `counted`: a control group will count the slot's memory.
 
     Raises OSError if the walls cannot be built, in the keeper or, after its fork, in the slot."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.die_with_parent(signal.SIGKILL)
     user = FIRST_USER + os.getpid()  # no other slot on this machine has it: process ids are below 2**22
-    return start_inside(plan, user) if plan.namespaces else start_beside(plan, user, workdir)
+    return start_inside(plan, user, counted) if plan.namespaces else start_beside(plan, user, workdir, counted)
 
 
 def fork_slot(renew: Callable[[], None], workdir: str, inside: Inside) -> Walls:
@@ -170,7 +171,7 @@ def settled(walls: Walls) -> Walls:
     return walls
 
 
-def start_inside(plan: Plan, user: int) -> Walls:
+def start_inside(plan: Plan, user: int, counted: bool) -> Walls:
     """Start a slot with namespaces. user: the user that programs run as, if we are root."""
     outside, workdir = (os.geteuid(), os.getegid()), rootfs.workdir()
     linux.unshare(plan.namespaces)
@@ -185,11 +186,11 @@ def start_inside(plan: Plan, user: int) -> Walls:
     if plan.needs_root:
         become(user)
     forks, missing = process_limit(inside)
-    failed = confine(private_files=True, own_files=False, slot=os.getpid())
+    failed = confine(private_files=True, own_files=False, slot=os.getpid(), counted=counted)
     return settled(walls._replace(forks=forks, failed=(*missing, *failed)))
 
 
-def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
+def start_beside(plan: Plan, user: int, workdir: str, counted: bool) -> Walls:
     """Start a slot without namespaces, beside the other processes of the machine. user: the user that programs run as,
     if we are root and that is possible."""
     is_root = os.geteuid() == 0
@@ -207,7 +208,8 @@ def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
         become(user)
     forks, unlimited = process_limit(inside)
     is_scoped = plan is CONFINED and rootfs.confine_files(rootfs.sources(), folder.path)
-    failed = confine(private_files=False, own_files=not is_apart, slot=os.getpid() if is_apart else None)
+    slot = os.getpid() if is_apart else None
+    failed = confine(private_files=False, own_files=not is_apart, slot=slot, counted=counted)
     if plan is CONFINED and failed:
         raise OSError("the system-call filter could not be loaded")
     confine_signals = rootfs.scope_signals if is_scoped else None if failed else seccomp.deny_signals
@@ -233,14 +235,13 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def confine(*, private_files: bool, own_files: bool, slot: int | None, network: bool = False) -> tuple[str, ...]:
+def confine(*, slot: int | None, **facts: bool) -> tuple[str, ...]:
     """Set up the walls of all plans; returns the failed properties. Arguments are those of `seccomp.build`."""
     linux.drop_capabilities()
     for limit, most in SHARED_COUNTS.items():
         resource.setrlimit(limit, (most, most))
     try:
-        known = {"private_files": private_files, "own_files": own_files, "network": network}
-        seccomp.install(seccomp.build(linux.machine(), slot=slot, **known))
+        seccomp.install(seccomp.build(linux.machine(), slot=slot, **facts))
     except (OSError, KeyError):
         return ("no_seccomp",)
     return ()

@@ -134,14 +134,15 @@ def renew_workdir(workdir: str) -> None:
 
 
 def make_devices() -> None:
-    """Mount the harmless devices of the machine. A read-only mount allows writing to a device, but not setting its
+    """Mount the harmless devices of the machine; as `zero` the one that reads like it and cannot be mapped as shared
+    memory, which only a control group counts. A read-only mount allows writing to a device, but not setting its
     mode, owner and times."""
     os.mkdir("/dev")
     for name in DEVICES:
         path = f"/dev/{name}"
         with suppress(OSError):  # a missing device is the operator's choice; urandom also has a system call
             Path(path).touch()
-            linux.mount(f"{OLD}{path}", path, flags=linux.MS_BIND)
+            linux.mount(f"{OLD}{path.replace('zero', 'full')}", path, flags=linux.MS_BIND)
             linux.change_mount(path, linux.MS_RDONLY | linux.MS_NOSUID)
 
 
@@ -165,7 +166,7 @@ def confine_files(readable: Sequence[str], workdir: str, *, network: bool = Fals
     for path in LIBRARY_CACHES:
         permit(ruleset, path, READ_FILE)
     for name in DEVICES:
-        permit(ruleset, f"/dev/{name}", READ_FILE | WRITE_FILE)
+        permit(ruleset, f"/dev/{name}", READ_FILE if name == "zero" else READ_FILE | WRITE_FILE)
     permit(ruleset, workdir, access)
     restrict(ruleset)
     return abi >= 6

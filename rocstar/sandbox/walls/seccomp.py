@@ -34,7 +34,7 @@ unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, m
 mknod 133 -, mknodat 259 33, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -,
 epoll_create1 291 20, epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -,
 eventfd2 290 19, signalfd 282 -, signalfd4 289 74, timerfd_create 283 85, timerfd_settime 286 86,
-timerfd_gettime 287 87, brk 12 214, mmap 9 222, munmap 11 215, mremap 25 216, mprotect 10 226, msync 26 227,
+timerfd_gettime 287 87, brk 12 214, munmap 11 215, mremap 25 216, mprotect 10 226, msync 26 227,
 mlock 149 228, mlock2 325 284, munlock 150 229, mlockall 151 230, munlockall 152 231, get_mempolicy 239 236,
 pkey_alloc 330 289, pkey_free 331 290, pkey_mprotect 329 288, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281,
 exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, getpid 39 172, getppid 110 173, gettid 186 178,
@@ -50,8 +50,8 @@ setresgid 119 149, setgroups 116 159, setfsuid 122 151, setfsgid 123 152, capget
 getrlimit 97 163, getrusage 98 165, getpriority 140 141, sched_yield 24 124, sched_getaffinity 204 123,
 sched_getscheduler 145 120, sched_getparam 143 121, sched_getattr 315 275, sched_get_priority_max 146 125,
 sched_get_priority_min 147 126, sched_rr_get_interval 148 127, ioprio_get 252 31, getcpu 309 168, uname 63 160,
-sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444, landlock_add_rule 445 445,
-landlock_restrict_self 446 446, bind 49 200, connect 42 203, listen 50 201, accept 43 202, accept4 288 242,
+sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444, landlock_restrict_self 446 446, listen 50 201,
+accept 43 202, accept4 288 242,
 getsockname 51 204, getpeername 52 205, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212,
 sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210, pipe2 293 59
 # Answered as by a file system that has no attributes, which programs that copy files accept.
@@ -76,6 +76,9 @@ statfs 137 43, fstatfs 138 44, truncate 76 45
 # The same; refused like [attributes] above.
 [on-private-attributes]
 getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13
+# Refused where a name would be the machine's: every other program could see that it is taken.
+[naming-sockets]
+bind 49 200, connect 42 203
 # Refused for the slot as target: the first argument, or one of the first two.
 [signalling]
 kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434,
@@ -84,7 +87,8 @@ pidfd_send_signal 424 424
 [inspected]
 fcntl 72 25, ioctl 16 29, prctl 157 167, getsockopt 55 209, setsockopt 54 208, setrlimit 160 164, prlimit64 302 261,
 open 2 -, openat 257 56, statx 332 291, madvise 28 233, setpgid 109 154, rt_sigaction 13 134,
-clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199, setpriority 141 140
+clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199, setpriority 141 140, mmap 9 222,
+landlock_add_rule 445 445
 """
 
 
@@ -138,6 +142,7 @@ SOCKET_OPTIONS_ALLOWED = (2, 6, 9, 13, 15, 16, 18, 20, 21, 66, 67)
 sizes of buffers, which are memory that no limit counts."""
 TCP_OPTIONS_ALLOWED, IPV6_OPTIONS_ALLOWED = (1, 4, 5, 6, 18), (26,)
 """TCP_NODELAY, the TCP_KEEP options, TCP_USER_TIMEOUT; IPV6_V6ONLY."""
+SHARED_MAP, MAP_KIND = 0x21, 0x2F  # MAP_SHARED | MAP_ANONYMOUS; MAP_TYPE | MAP_ANONYMOUS
 ADVICE_REFUSED = (12, 13, 20, 21, 25, 100, 101)
 """MADV_MERGEABLE and UNMERGEABLE, COLD, PAGEOUT, COLLAPSE, HWPOISON, SOFT_OFFLINE: they affect pages of others."""
 
@@ -248,7 +253,7 @@ def options_rule(allowed: Iterable[int], network: bool) -> Code:
 
 
 def rules(
-    machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False
+    machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False, counted: bool = True
 ) -> dict[int, Code]:
     """The code for each system call, by number. Arguments are those of `build`."""
     local: dict[int, tuple[int, ...]] = {AF_UNIX: (0, AF_UNIX)} if private_files else {}
@@ -262,6 +267,7 @@ def rules(
         "changing-modes": (REFUSING if own_files else ALLOWING,),
         "on-private-files": (ALLOWING if private_files else REFUSING,),
         "on-private-attributes": (ALLOWING if private_files else answer(errno.EOPNOTSUPP),),
+        "naming-sockets": (ALLOWING if private_files or network else REFUSING,),
         "signalling": (ALLOWING,) if slot is None else signal_rule(slot),
         "inspected": (MISSING,),
     }
@@ -277,6 +283,10 @@ def rules(
         "openat": open_rule(2),
         "statx": without_bits(3, STATX_MNT_ID_UNIQUE, answer(errno.EINVAL)),
         "madvise": none_of(2, ADVICE_REFUSED, answer(errno.EINVAL)),
+        # Pages that a process has filled and unmapped stay while another byte of their mapping is left.
+        "mmap": (ALLOWING,) if counted else switch(3, [(SHARED_MAP, (REFUSING,))], (ALLOWING,), MAP_KIND),
+        # A file keeps the rules of the process that opened it, in memory of the kernel that only a group counts.
+        "landlock_add_rule": (ALLOWING if network else MISSING,),
         "setpgid": (ALLOWING,) if slot is None else none_of(1, (slot,), REFUSING),
         # SIGCHLD: report success without installing the handler, because the kernel would drop the CPU time and memory
         # of children whose parent ignores them. A program with a network is not measured, and Node needs the signal.
@@ -297,14 +307,14 @@ def rules(
     return {number: codes[name] for name, number in numbers.items() if number is not None}
 
 
-def build(machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False) -> bytes:
+def build(machine: str, *, slot: int | None, **facts: bool) -> bytes:
     """The filter as an array of sock_filter. `private_files`: only the program's own files are visible, so AF_UNIX may
     be used; `own_files`: the program runs as the user who started us and may see their files, so modes and times may
     not be changed; `slot`: process id of the slot if every other process of its user belongs to the program, else None;
-    `network`: the program has its own network, which it may use.
+    `network`: the program has its own network, which it may use; `counted`: a control group counts its memory.
 
     Raises KeyError for a machine other than x86_64 and aarch64."""
-    found = rules(machine, private_files=private_files, own_files=own_files, slot=slot, network=network)
+    found = rules(machine, slot=slot, **facts)
     return assembled(machine, found, (MISSING,))
 
 
