@@ -125,6 +125,10 @@ _TRANSPOSED = re.compile(
     r"((?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{\w+\})?|\([A-Za-z+\- ]+\))\s*\^\s*"
     r"(?:T|\{\s*T\s*\}|\{?\s*\\(?:top|intercal)(?![A-Za-z])\s*\}?|\{?\s*\\(?:mathrm|mathsf|text)\{T\}\s*\}?)"
 )
+_DERIVATIVE = re.compile(
+    r"\\frac\s*\{\s*((?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)\s*\}"
+    r"\s*\{\s*((?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+))\s*\}"
+)
 _LOOSE = re.compile(r"_([A-Za-z])(?![A-Za-z])")
 _LONE = re.compile(r"(\\[A-Za-z]+|[A-Za-z])(?:_\{?(\w+)\}?)?")
 _SPACES = re.compile(r"\s+")
@@ -167,7 +171,7 @@ _THOUSANDS = re.compile(r"(?<![\d.,(\[])(?<!\\\{)\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d
 _CASELESS = re.compile(
     r"(?<![A-Za-z\\])(?:[A-Z][a-z]{3,}|(?i:yes|no|true|false|odd|even|all|none|dne|and|or|ja|oui|non))(?![A-Za-z])"
 )  # words outside of \text{}: NK is another product than nk
-_MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
+_MIXED = re.compile(r"(?<![\w.}^])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
 
 def clean(text: str) -> str:
@@ -311,7 +315,9 @@ def undelimited(text: str) -> str:
 
 def named_primes(text: str) -> str:
     """`f'` -> `f_{prime}`, `A^T` -> `A_{turned}`: parsers drop these signs, and S/S' becomes 1. `C_d x` -> `C_{d}x`, no
-    differential."""
+    differential; `\\frac{dV}{dr}` -> `D_{dVdr}`, which would be 0; `3\\frac12x` -> `(3+1/2)x`, no product."""
+    text = _MIXED.sub(lambda found: _mixed_sum(found) if int(found[2]) < int(found[3]) else found[0], text)
+    text = _DERIVATIVE.sub(lambda found: f"D_{{{re.sub('[^A-Za-z0-9]', '', found[1] + found[2])}}}", text)
     text = _LOOSE.sub(r"_{\1}", text)
     text = _TRANSPOSED.sub(lambda found: _LONE.sub(r"\1_{\2turned}", found[1]), text)
     return _PRIMED.sub(lambda found: f"{found[1]}_{{{'prime' * len(found[2])}}}", text)

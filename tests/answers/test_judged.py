@@ -277,6 +277,8 @@ HOSTILE: Judged = [
         ("42", "42 apples or 43"), ("42", "42 times x"), ("42", "42 over two"), ("42", "43 lattice points"),
         ("18\\text{ apples}", "18 eggs"), ("30^\\circ", "30″"), ("1101_2", "1101_{\\text{three}}"), ("B", "B, then C"),
         ("x>2", "\\{x\\mid x\\ge2\\}"), ("2\\le x<5", "x>2\\text{ and }x<5"), ("x\\ne0", "x\\not=1"),
+        ("-\\frac{dV}{dr}", "0"), ("\\frac{\\partial f}{\\partial x}", "\\frac{\\partial f}{\\partial y}"),
+        ("\\frac12x", "1\\frac12x"), ("\\frac32\\pi", "3\\frac12\\pi"), ("x", "2\\frac12x"),
         ("\\sqrt{\\frac km}", "\\frac{\\sqrt m}{\\sqrt k}"), ("x\\sqrt y", "\\sqrt{x^2y}"), ("\\sqrt x", "\\sqrt{|x|}"),
     )),
     *((gold, predicted, RIGHT) for gold, predicted in (
@@ -286,6 +288,7 @@ HOSTILE: Judged = [
         ("1101_2", "1101_{\\text{two}}"), ("x>2", "\\{x\\mid x>2\\}"), ("2\\le x<5", "x\\ge2\\text{ and }x<5"),
         ("2\\le x<5", "5>x\\ge2"), ("x\\ne0", "x\\not=0"), ("\\mathbb{R}\\setminus\\{1\\}", "\\mathbb R-\\{1\\}"),
         ("2\\pi\\sqrt{\\frac lg}", "2\\pi\\frac{\\sqrt l}{\\sqrt g}"), ("\\sqrt{\\frac km}", "k^{1/2}m^{-1/2}"),
+        ("\\frac72\\pi", "3\\frac12\\pi"), ("L\\frac{dI}{dt}+RI", "RI+L\\frac{dI}{dt}"), ("2x", "\\frac{dy}{dx}=2x"),
         ("\\rho AC_d", "C_d\\rho A"), ("\\frac{q}{\\varepsilon_0}", "\\frac{1}{\\epsilon_0}q"),
         ("\\lceil x\\rceil+\\lfloor y\\rfloor", "⌈x⌉+⌊y⌋"), ("(3,-1)", "⟨3,−1⟩"),
         ("\\frac{-3\\pm\\sqrt{17}}4", "x=\\frac{-3+\\sqrt{17}}4,\\ x=\\frac{-3-\\sqrt{17}}4"),
