@@ -12,12 +12,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import sympy
 from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
+from rocstar.answers.numbers import PlainNumber, are_close
 from rocstar.answers.wording import bare, named_primes
 
 RELATIVE = 1e-4  # of a decimal against an exact value; Source: release, prime_math
@@ -39,14 +41,18 @@ _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]).*\\circ", re.DOT
 def equal_values(gold: str, predicted: str) -> bool | None:
     """Whether two formulas have the same value for all values of their letters; None if one cannot be read.
 
-    A decimal agrees with what it approximates within RELATIVE, computed with pi or with 3.14. Never raises for what a
-    text says, but may be slow."""
+    A decimal agrees with the irrational that it approximates within RELATIVE, computed with pi or with 3.14, and with a
+    fraction as plain numbers do. Never raises for what a text says, but may be slow."""
     wanted, given = read(gold), read(predicted)
     if wanted is None or given is None:
         return None
-    approximate = [_DECIMAL.fullmatch(bare(text).strip()) is not None for text in (gold, predicted)]
-    if approximate[0] != approximate[1] and not (wanted.free_symbols or given.free_symbols):
-        decimal, exact = (wanted, given) if approximate[0] else (given, wanted)
+    decimals = [_DECIMAL.fullmatch(bare(text).strip()) for text in (gold, predicted)]
+    if (decimals[0] is None) != (decimals[1] is None) and not (wanted.free_symbols or given.free_symbols):
+        decimal, exact = (wanted, given) if decimals[0] else (given, wanted)
+        if (value := exact.doit()).is_Rational:
+            number, (written,) = PlainNumber(Fraction(int(value.p), int(value.q))), filter(None, decimals)
+            rounded = PlainNumber(Fraction(written[0]), len(written[1]))
+            return are_close(number, number.value, rounded, rounded.value)
         return _approximates(decimal, exact)
     return _same_values(wanted, given)
 
@@ -126,11 +132,17 @@ def _same_values(wanted: Any, given: Any) -> bool | None:
     letters = _letters(wanted, given)
     if not letters and wanted.doit().is_Rational and given.doit().is_Rational:
         return False  # exactly, since 2022! - 1 and 2022! - 2 share thousands of digits
-    found = [_close(a, b) for a, b in zip(_values(wanted, letters), _values(given, letters), strict=True)]
-    known = [close for close in found if close is not None]
-    if not known:
-        return None
-    return all(known) and _vanishes(wanted - given, letters) and _same_steps(wanted, given, letters)
+    found = _agree(wanted, given, letters, _POINTS)
+    if letters and found is False and _has_roots(wanted - given) and not _has_steps(wanted - given):
+        above_0 = [abs(point) for point in _POINTS]  # letters under roots stand for lengths and such
+        found = _agree(wanted, given, letters, above_0)
+    return found and _same_steps(wanted, given, letters)
+
+
+def _agree(wanted: Any, given: Any, letters: Sequence[Any], points: Sequence[Any]) -> bool | None:
+    pairs = zip(_values(wanted, letters, points), _values(given, letters, points), strict=True)
+    known = [close for a, b in pairs if (close := _close(a, b)) is not None]
+    return all(known) and _vanishes(wanted - given, letters, points) if known else None
 
 
 def _same_steps(wanted: Any, given: Any, letters: Sequence[Any]) -> bool:
@@ -161,10 +173,14 @@ def _has_steps(formula: Any) -> bool:
     )
 
 
-def _vanishes(difference: Any, letters: Sequence[Any]) -> bool:
+def _has_roots(formula: Any) -> bool:
+    return any(power.exp.is_Rational and not power.exp.is_integer for power in formula.atoms(sympy.Pow))
+
+
+def _vanishes(difference: Any, letters: Sequence[Any], points: Sequence[Any]) -> bool:
     """Whether a sum is 0 relative to the largest of its terms: 10^30 + x is not 10^30, though the difference is
     tiny."""
-    terms = [_values(term, letters) for term in sympy.Add.make_args(difference)]
+    terms = [_values(term, letters, points) for term in sympy.Add.make_args(difference)]
     known = [point for point in zip(*terms, strict=True) if None not in point]
     return all(abs(sum(point)) <= NOISE * max(abs(term) for term in point) for point in known)
 
@@ -198,13 +214,12 @@ def _letters(*formulas: Any) -> list[Any]:
     return sorted(set().union(*(formula.free_symbols for formula in formulas)), key=str)
 
 
-def _values(formula: Any, letters: Sequence[Any]) -> list[Any | None]:
+def _values(formula: Any, letters: Sequence[Any], points: Sequence[Any] = _POINTS) -> list[Any | None]:
     """The formula at the fixed points, each letter a different value at each; once when there are no letters."""
-    points = range(len(_POINTS)) if letters else range(1)
     sevenths = [(letter, number, sympy.Rational(number, 7)) for number, letter in enumerate(letters)]
     return [
-        _number(formula.subs({letter: _POINTS[(at + n) % len(_POINTS)] + more for letter, n, more in sevenths}))
-        for at in points
+        _number(formula.subs({letter: points[(at + n) % len(points)] + more for letter, n, more in sevenths}))
+        for at in range(len(points) if letters else 1)
     ]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 
 from rocstar.answers.caps import MAX_DIGITS, PLAIN
-from rocstar.answers.pieces import beside_bars
+from rocstar.answers.pieces import beside_bounds
 from rocstar.answers.prime import grade_prime, same_text
 from rocstar.answers.text import is_words
 from rocstar.answers.wording import ABROAD, HEDGE, named_primes, undelimited
@@ -54,10 +54,14 @@ Found = tuple[Verdict, str]
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
 FINAL = ("value", "unit", "brackets", "names")  # the other graders are not asked
 _LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
-# Text that the grammar drops though it changes the answer; an ellipsis rounds a decimal, and "or" alone makes a list.
+# Text that the grammar drops though it changes the answer: a number or another value follows, an ellipsis rounds a
+# decimal; "or" alone makes a list. How far a number is rounded changes nothing.
+_AFTER = r"[\d)}\]]\s*\\(?:text\w*|math\w+|mbox)\s*\{"
 BOUND = re.compile(
     rf"\\(?:text\w*|math\w+|mbox)\s*\{{(?![\s,;]*or\s*\}})[^{{}}]*\b(?:{HEDGE}|or)\b"
-    r"|\\text\{\s*(?:to|[-/;:|~]+)\s*\}|\d\s*\\text\{[\s(,;/]*[\d.]+[\s)]*\}|[)\]}]'+$"
+    r"|\\text\{\s*(?:to|[-/;:|~]+)\s*\}|[)\]}]'+$"
+    rf"|{_AFTER}[^{{}}]*(?<![A-Za-z^\d-])\d(?!\d* ?(?:s\.?\s?f|d\.?\s?p|sig|dec))"
+    rf"|{_AFTER}(?!\s*(?:and|or)\s*\}})[^{{}}]*[A-Za-z]\W?[A-Za-z][^{{}}]*\}}\s*(?:\d|\\frac|\\sqrt)"
     r"|(?:\d\}?|\\text\{[^{}]*\})_(?:\{[^{}]*[^\d{}()\s]|[A-Za-z])"
     r"|(?:^|[^.\d])\d*\s*(?:\\[lcd]?dots(?![A-Za-z])|\.{3})"
 )
@@ -103,7 +107,7 @@ def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
     lossy = lossy or bool(_ENDLESS.search(gold)) != bool(_ENDLESS.search(predicted))
     if lossy:
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
-    gold, predicted = beside_bars(gold, predicted), beside_bars(predicted, gold)
+    gold, predicted = beside_bounds(gold, predicted), beside_bounds(predicted, gold)
     if "math_verify_any_names" not in graders and _differ_in_letters(gold, predicted):
         graders = [name for name in graders if name != "math_verify"] or graders
     for name in graders:
@@ -123,9 +127,7 @@ def _differ_in_letters(gold: str, predicted: str) -> bool:
     if all(bases) and bases[0] != bases[1]:
         return True
     ours, others = (set(_LETTERS.findall(text)) for text in (gold, predicted))
-    if ours == others:
-        return False
-    if {name.lower() for name in ours} == {name.lower() for name in others}:
+    if {name.lower() for name in ours - others} & {name.lower() for name in others - ours}:
         return True
     ends = [_END_LETTERS.findall(undelimited(text)) for text in (gold, predicted)]
     variable = _VARIABLE.search(undelimited(gold))

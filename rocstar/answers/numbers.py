@@ -19,6 +19,7 @@ MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every patter
 MAX_EXPONENT = 400  # of ten; beyond it exact arithmetic gets slow and answers get strange
 ROUNDED_PLACES = 6  # a decimal written this long is taken as rounded (math-verify also compares six places)
 FLOAT_NOISE = Fraction(1, 10**9)  # relative; what a printed float may be off by
+MAX_NOISY = Fraction(10**6)  # of a larger one not more: 12345678901.999999 is no 12345678901
 APPROXIMATE = Fraction(1, 10**4)  # relative; of a decimal to a value that no decimal can write. Source: prime_math
 
 _FOLDED = {0x2212: "-", 0xD7: "*", 0xB0: "\\degree", 0xA0: " "}  # minus, times, degree, no-break space
@@ -27,7 +28,7 @@ _THIN = re.compile(r"\\[!,;:]")
 _NAME = re.compile(r"^([A-Za-z])\s*=\s*")
 PERCENT = re.compile(r"\s*(?:\\?%|(?:\\(?:text|mathrm)\{\s*)?\b(?:percent|per cent|pct)\b\s*\}?)$")
 _UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?([23])\}?)?$")
-_NOT_UNITS = re.compile(rf"{NO_UNIT}|\b(?:pi|i|e)\b", re.IGNORECASE)
+_BARE_WORDS = re.compile(r"(?<=\d) +([a-z]{3,}(?: [a-z]{2,})*)$")  # no product of letters, as in `2 xy`
 _SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>" + "|".join(SCALES) + r")s?\s*\}?$")
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
@@ -38,7 +39,11 @@ _VALUES |= {word: 20 + 10 * at for at, word in enumerate(_TENS.split("|"))}
 _WORDS = re.compile(
     rf"(?P<text>\\text\{{\s*)?(?P<words>(?:{_TENS})[ -](?:{_ONES})|{'|'.join(_VALUES)})(?![\w-])", re.IGNORECASE
 )
-_BASED = re.compile(r"(?P<digits>[0-9A-F]{1,40})_(?:\{\s*\(?(?P<b>\d{1,2})\)?\s*\}|(?P<b2>\d))")
+_GREEK = "alpha|beta|gamma|delta|theta|lambda|phi|rho|sigma|tau|omega"
+_NOT_UNITS = re.compile(rf"{NO_UNIT}|\b(?:pi|i|e|infinity|{_GREEK}|{'|'.join(_VALUES)})\b", re.IGNORECASE)
+_BASED = re.compile(
+    r"(?P<digits>[0-9A-F]{1,40})_(?:\{\s*\(?(?P<b>\d{1,2})\)?\s*\}|(?P<b2>\d)|\{?\\text\{\s*(?P<word>[a-z]+)\s*\}\}?)"
+)
 
 # Thousands by commas, spaces, apostrophes; by two and more points (one is a decimal point); lakhs and crores.
 _WHOLE = r"[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+|(?:'\d{3})+|(?:\.\d{3}){2,})|[1-9]\d?(?:,\d\d)+,\d{3}|\d+"
@@ -56,7 +61,7 @@ _RESIDUES = re.compile(
     r"(?:\\[pb]?mod|mod|\\(?:text|mathrm|operatorname)\{\s*mod\s*\})\s*\{?\s*(?P<modulus>[1-9]\d{0,8})\s*\}?\s*\)?"
 )
 _TEN_POWER = re.compile(
-    rf"(?:(?P<number>{_UNSIGNED})\s*(?:\\times|\\cdot|\*)\s*)?"
+    rf"(?:(?P<number>{_UNSIGNED})\s*(?:\\times|\\cdot|[*xX])\s*)?"
     r"10\s*\^\s*(?:\{\s*(?P<e>[+-]?\d{1,4})\s*\}|(?P<e2>-?\d{1,4}))"
 )
 _PART = rf"-?{_UNSIGNED}"
@@ -146,7 +151,7 @@ def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
 
 def _based(found: re.Match[str], name: str) -> PlainNumber | None:
     """`204_5` is 54; None when a digit is not one of that base."""
-    base = int(found["b"] or found["b2"])
+    base = int(found["b"] or found["b2"] or _VALUES.get(found["word"], 0))
     if not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in found["digits"]):
         return None
     return PlainNumber(Fraction(int(found["digits"], base)), name=name, base=base)
@@ -177,10 +182,10 @@ def _spelled(body: str) -> str:
 
 def _split_unit(body: str, letters: bool) -> tuple[str, str]:
     shorter, words = split_unit(body, bare=letters)
-    if words or not (found := _UNIT.search(body)) or _NOT_UNITS.search(found[1]):
+    if words or not (found := _UNIT.search(body) or _BARE_WORDS.search(body)) or _NOT_UNITS.search(found[1]):
         return shorter, words
-    words = found[1].strip()
-    return body[: found.start()], f"{words}^{found[2]}" if words and found[2] else words
+    words, power = found[1].strip(), found.re is _UNIT and found[2]
+    return body[: found.start()], f"{words}^{power}" if words and power else words
 
 
 def _in_steps(body: str, name: str) -> PlainNumber | None:
@@ -307,7 +312,7 @@ def _compare(expected: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] |
         return Verdict.WRONG, "unit"  # an angle in radians that is no multiple of pi; the reference may be in degrees
     if bool(expected.base) != bool(given.base):
         return None  # the digits or the value may be meant; the symbolic graders ignore bases
-    equal = any(_close(expected, a, given, b) for a, b in _readings(expected, given))
+    equal = any(are_close(expected, a, given, b) for a, b in _readings(expected, given))
     if expected.comma:
         # A comma may make a list of two: only agreement with a written decimal settles that it does not.
         settled = equal and given.places is not None and not given.comma
@@ -347,12 +352,13 @@ def _readings(expected: PlainNumber, given: PlainNumber) -> list[tuple[Fraction,
     return [(a, b)]
 
 
-def _close(expected: PlainNumber, a: Fraction, given: PlainNumber, b: Fraction) -> bool:
+def are_close(expected: PlainNumber, a: Fraction, given: PlainNumber, b: Fraction) -> bool:
+    """Whether values of two numbers are the same, as far as one of them is rounded."""
     if a == b:
         return True
     gap = abs(a - b)
     rounded = [n.places for n in (expected, given) if n.places is not None and n.places >= ROUNDED_PLACES]
-    if rounded and (gap < Fraction(1, 10 ** min(rounded)) or gap <= abs(a) * FLOAT_NOISE):
+    if rounded and (gap < Fraction(1, 10 ** min(rounded)) or gap <= min(abs(a), MAX_NOISY) * FLOAT_NOISE):
         return not a or gap <= abs(a) * APPROXIMATE
     for decimal, exact in ((expected, given), (given, expected)):
         if decimal.places is not None and exact.places is None and not _is_finite(exact.value):

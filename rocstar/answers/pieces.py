@@ -14,8 +14,9 @@ from dataclasses import dataclass
 _TOKEN = re.compile(r"\\begin\{\w+\*?\}|\\end\{\w+\*?\}|\\cup(?![A-Za-z])|\\[A-Za-z]+|\\.|.", re.DOTALL)
 _OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}", "\\lbrace": "\\rbrace", "\\langle": "\\rangle"}
 _CLOSING = frozenset(_OPENING.values())
+_WORDS = r"\\(?:text|math|mbox|operatorname)[a-z]*\s*"
 _LINKS = re.compile(
-    r"\\text\{\s*(?:and|or|AND|OR)\s*\}|\\(?:and|or|wedge|vee|land|lor)(?![A-Za-z])|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])"
+    rf"{_WORDS}\{{\s*(?:and|or|AND|OR)\s*\}}|\\(?:and|or|wedge|vee|land|lor)(?![A-Za-z])|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])"
 )
 _MATRIX = re.compile(
     r"^\\begin\{(?P<bars>[vV]?)(?:[pbB]?matrix|smallmatrix|array)\*?\}(?:\{[lcr| ]*\})?(?P<cells>.*)"
@@ -31,8 +32,8 @@ _REVERSED = re.compile(
     r"(?:^|(?<=\\cup)|(?<=\\cap)|(?<=\\in)|(?<=[\s,;(={]))"
     rf"(?P<opening>[\[\](])(?P<ends>{_END}[;,]{_END})(?P<closing>[\[\])])(?=\s*(?:$|[,;)}}\\]))"
 )
-_AND = re.compile(r"\\text\{\s*and\s*\}|\\(?:wedge|land)(?![A-Za-z])|(?<![A-Za-z\\])and(?![A-Za-z])")
-_OR = re.compile(r"\\text\{\s*or\s*\}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
+_AND = re.compile(rf"{_WORDS}\{{\s*and\s*\}}|\\(?:wedge|land)(?![A-Za-z])|(?<![A-Za-z\\])and(?![A-Za-z])")
+_OR = re.compile(rf"{_WORDS}\{{\s*or\s*\}}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
 _BUILDER = re.compile(r"^\\\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|:|\|)\s*(.*)\\\}$", re.DOTALL)
 _LOGIC = re.compile(r"\\(?:vee|wedge|lor|land)(?![A-Za-z])|[<>]|\\(?:leq?|geq?|lt|gt)(?:slant)?(?![A-Za-z])")
 _STATED = re.compile(rf"=|\\(?:in|cup)(?![A-Za-z])|{_LOGIC.pattern}")
@@ -114,12 +115,13 @@ def as_interval(text: str) -> str:
     return "\\cup ".join(part for part in parts if part) if all(parts) else text
 
 
-def beside_bars(text: str, other: str) -> str:
-    """`1 < x < 3` -> `(1,3)` beside `|x - 2| < 1`, since math-verify solves that for an interval alone; any other text
-    unchanged. The letter z may be complex, where bars mean no interval."""
+def beside_bounds(text: str, other: str) -> str:
+    """`1 < x < 3` -> `(1,3)` beside `|x - 2| < 1`, since math-verify solves that for an interval alone, and beside
+    `3 > x > 1`; any other text unchanged. The letter z may be complex, where bars mean no interval."""
     names, others = (set(_NAME.findall(each)) for each in (text, other))
-    solves = _BARS.search(other) and _RELATION.search(other) and not _BARS.search(text)
-    return as_interval(text) if solves and names == others and "z" not in dict(names) else text
+    solves = as_interval(other) != other or (_BARS.search(other) and _RELATION.search(other))
+    is_real = names == others and "z" not in dict(names)
+    return as_interval(text) if solves and is_real and not _BARS.search(text) else text
 
 
 def _both(parts: list[str]) -> str | None:

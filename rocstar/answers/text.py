@@ -21,7 +21,7 @@ _CHOICE = re.compile(
 # After a first letter: a second one in brackets, behind a link, or next.
 _ANOTHER = re.compile(
     r"^\W*or\b|[(\[][A-Ja-j][)\]]|^[\s.:,;]*[A-J](?:[\s).:,]*$|[).:,])"
-    rf"|(?:\b(?:or|and|nor|but|to|{HEDGE})\s+(?:option\s+|choice\s+)?|[,/&;|+-]\s*)[A-J](?![A-Za-z])"
+    rf"|(?:\b(?:or|and|nor|but|then|to|{HEDGE})\s+(?:option\s+|choice\s+)?|[,/&;|+-]\s*)[A-J](?![A-Za-z])"
 )
 _SEVERAL = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z']).*(?<![A-Za-z\\])[A-J](?![A-Za-z])", re.DOTALL)
 _GOLD_CHOICE = re.compile(r"\(?([A-J])\)?")

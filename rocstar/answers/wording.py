@@ -19,7 +19,9 @@ _FOLDED = {
     0x20AC: "\\text{EUR}", 0xA3: "\\text{GBP}", 0xA5: "\\text{JPY}", 0x20B9: "\\text{INR}", 0xA2: "\\text{cents}",
     0x2030: "\\cdot 10^{-3}", 0x2126: "\\Omega ", 0x66B: ".", 0x66C: ",", 0x3001: ", ", 0x2216: "\\setminus ",
     0x2102: "\\mathbb{C}", 0x2115: "\\mathbb{N}", 0x211A: "\\mathbb{Q}", 0x211D: "\\mathbb{R}",
-    0x2124: "\\mathbb{Z}", 0xFE0F: "",
+    0x2124: "\\mathbb{Z}", 0xFE0F: "", 0x2032: "'", 0x2033: "''", 0x22C5: "\\cdot ", 0x2219: "\\cdot ",
+    0x2227: "\\land ", 0x2228: "\\lor ", 0x2A7D: "\\le ", 0x2A7E: "\\ge ", 0x27E8: "\\langle ", 0x27E9: "\\rangle ",
+    0x2308: "\\lceil ", 0x2309: "\\rceil ", 0x230A: "\\lfloor ", 0x230B: "\\rfloor ",
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
@@ -42,13 +44,16 @@ _NEARLY = re.compile(
 _NEARLY_IS = re.compile(r"^([A-Za-z]\s*)\\(?:approx|simeq)(?![A-Za-z])(?=\s*[\d$\\.-])")
 SCALES = {
     "dozen": 12, "score": 20, "gross": 144, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5, "million": 10**6,
-    "crore": 10**7, "billion": 10**9, "bn": 10**9, "trillion": 10**12,
+    "crore": 10**7, "billion": 10**9, "bn": 10**9, "trillion": 10**12, "quadrillion": 10**15,
 }  # fmt: skip
 HEDGE = (
     "not|more|less|fewer|most|least|than|ish|maybe|perhaps|possibly|or so|up to"
     "|wrong|false|invalid|incorrect|impossible|excluded|except|too|never|cannot"  # it is denied
     r"|alternatively|otherwise|else|vs|versus|instead|rather|if|unless"  # another one may stand for it
     r"|(?<![a-z] )(?:squared|cubed|factorial)|plus|minus|and a half|hal(?:f|ves)|thirds"  # another number
+    r"|twice|doubled|tripled|inverse|reciprocal|times [b-z]\b|octal|hex(?:adecimal)?"
+    r"|(?:and|or) (?:up|above|over|below|under|higher|greater|lower|counting)|(?:on|up)wards?"
+    r"|thereabouts|(?:upper|lower) bound|likely|probably|my guess|isn't"
     r"|(?:four|fif|six|seven|eigh|nin|ten|twentie|hundred|thousand|million)ths?"
     r"|ago|below zero|BCE?|B\.C|base \d|(?:\w+-)?fold|bps|pp[mb]|per ?mille?|(?:basis|percentage) points?"
 )
@@ -84,7 +89,7 @@ _BRACES = re.compile(r"(?<!\\)[{}]")
 MAX_LOOKS = 4
 _SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
 _BLACKBOARD = re.compile(r"(\\math(?:bb|cal|frak))\s+([A-Za-z])(?![A-Za-z])")
-_THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])")
+_THIN = re.compile(r"\\[!,;:]|(?<!\\)\\ |\\(?:quad|qquad|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])")
 _NO_GAP = re.compile(r"(?<=[\d,.}])\s*\\!\s*(?=\d)")
 _DIGITS = re.compile(r"(?<![\d.])\d{1,3}(?:\\[,;:]\s*\d{3})+(?!\d|\\[,;:]\s*\d)|\.\d+(?:\\[,;:]\s*\d+)+")
 _PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*(?:\d+(?:/\d+)?|\\frac\{\d+\}\{\d+\})\s*\))")  # no mixed number
@@ -110,6 +115,9 @@ _TWICE = re.compile(r"(?<!\\)\\(?=\\(?:left|right|[dtc]?frac|sqrt|text)(?![A-Za-
 _ROW_GAP = re.compile(r"(?<=\\\\)\[-?[\d.]+\s*(?:pt|mm|cm|em|ex|in)\]")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _ROOT_CALL = re.compile(r"\\sqrt\s*\(([^()]*)\)")
+_VARIANT = re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|sigma|kappa)(?![A-Za-z]))")
+_UNEQUAL = re.compile(r"\\not\s*=")
+_LESS = re.compile(r"(\\mathbb\{[A-Z]\})\s*(?:-|\\backslash|\\smallsetminus)\s*(?=\\\{)")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
 _PRIMED = re.compile(r"(?<![A-Za-z])([A-Za-z])('+)(?![A-Za-z])")
@@ -117,6 +125,11 @@ _TRANSPOSED = re.compile(
     r"((?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{\w+\})?|\([A-Za-z+\- ]+\))\s*\^\s*"
     r"(?:T|\{\s*T\s*\}|\{?\s*\\(?:top|intercal)(?![A-Za-z])\s*\}?|\{?\s*\\(?:mathrm|mathsf|text)\{T\}\s*\}?)"
 )
+_DERIVATIVE = re.compile(
+    r"\\frac\s*\{\s*((?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)\s*\}"
+    r"\s*\{\s*((?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+))\s*\}"
+)
+_LOOSE = re.compile(r"_([A-Za-z])(?![A-Za-z])")
 _LONE = re.compile(r"(\\[A-Za-z]+|[A-Za-z])(?:_\{?(\w+)\}?)?")
 _SPACES = re.compile(r"\s+")
 _NOON = re.compile(r"(\d)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
@@ -158,7 +171,7 @@ _THOUSANDS = re.compile(r"(?<![\d.,(\[])(?<!\\\{)\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d
 _CASELESS = re.compile(
     r"(?<![A-Za-z\\])(?:[A-Z][a-z]{3,}|(?i:yes|no|true|false|odd|even|all|none|dne|and|or|ja|oui|non))(?![A-Za-z])"
 )  # words outside of \text{}: NK is another product than nk
-_MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
+_MIXED = re.compile(r"(?<![\w.}^])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
 
 def clean(text: str) -> str:
@@ -209,11 +222,12 @@ def _clean_latex(text: str) -> str:
     """The part of `clean` that touches commands of LaTeX only."""
     if "\\" not in text:
         return text
-    text = _NO_GAP.sub("", _TWICE.sub("", text))
+    text = _UNEQUAL.sub(r"\\ne ", _VARIANT.sub(r"\\", _NO_GAP.sub("", _TWICE.sub("", text))))
     text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
     text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", _ROW_GAP.sub("", text)))
     text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", _CHOOSE.sub(r"\\binom{\1}{\2}", text)))
+    text = _LESS.sub(r"\1\\setminus ", text)
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))
 
@@ -300,7 +314,11 @@ def undelimited(text: str) -> str:
 
 
 def named_primes(text: str) -> str:
-    """`f'` -> `f_{prime}`, `A^T` -> `A_{turned}`: parsers drop these signs, and S/S' becomes 1."""
+    """`f'` -> `f_{prime}`, `A^T` -> `A_{turned}`: parsers drop these signs, and S/S' becomes 1. `C_d x` -> `C_{d}x`, no
+    differential; `\\frac{dV}{dr}` -> `D_{dVdr}`, which would be 0; `3\\frac12x` -> `(3+1/2)x`, no product."""
+    text = _MIXED.sub(lambda found: _mixed_sum(found) if int(found[2]) < int(found[3]) else found[0], text)
+    text = _DERIVATIVE.sub(lambda found: f"D_{{{re.sub('[^A-Za-z0-9]', '', found[1] + found[2])}}}", text)
+    text = _LOOSE.sub(r"_{\1}", text)
     text = _TRANSPOSED.sub(lambda found: _LONE.sub(r"\1_{\2turned}", found[1]), text)
     return _PRIMED.sub(lambda found: f"{found[1]}_{{{'prime' * len(found[2])}}}", text)
 

@@ -263,7 +263,39 @@ OTHER_SPELLINGS: Judged = [
         ("\\text{two}", "two"), ("2", "two"), ("\\text{two lines}", "two"),
     )),
 ]  # fmt: skip
+HOSTILE: Judged = [
+    *((gold, predicted, WRONG) for gold, predicted in (
+        ("\\frac{x}{2}", "X/2"), ("\\frac43\\pi r^3", "4\\pi R^3/3"), ("\\frac{\\pi}{3}", "Π/3"),
+        ("2^{20}", "1048575.0"), ("\\binom{20}{10}", "184755.5"), ("1-\\frac{1}{2^{2024}}", "1.0"),
+        ("12345678901", "12345678901.9999999"), ("10^{12}", "1000000000500.000000"),
+        *(("\\frac38", f"\\frac38{link}\\frac58") for link in (
+            "\\textbf{or}", "\\mathit{or}", "\\text{ then }", "\\text{ i.e. }", "\\text{ but also }"
+        )),
+        *(("42", f"42\\text{{ {words}}}") for words in (
+            "to 45", "out of 50", "times 10", "(41 also works)", "and up", "twice", "times x", "in octal", "quadrillion"
+        )),
+        ("42", "42 apples or 43"), ("42", "42 times x"), ("42", "42 over two"), ("42", "43 lattice points"),
+        ("18\\text{ apples}", "18 eggs"), ("30^\\circ", "30″"), ("1101_2", "1101_{\\text{three}}"), ("B", "B, then C"),
+        ("x>2", "\\{x\\mid x\\ge2\\}"), ("2\\le x<5", "x>2\\text{ and }x<5"), ("x\\ne0", "x\\not=1"),
+        ("-\\frac{dV}{dr}", "0"), ("\\frac{\\partial f}{\\partial x}", "\\frac{\\partial f}{\\partial y}"),
+        ("\\frac12x", "1\\frac12x"), ("\\frac32\\pi", "3\\frac12\\pi"), ("x", "2\\frac12x"),
+        ("\\sqrt{\\frac km}", "\\frac{\\sqrt m}{\\sqrt k}"), ("x\\sqrt y", "\\sqrt{x^2y}"), ("\\sqrt x", "\\sqrt{|x|}"),
+    )),
+    *((gold, predicted, RIGHT) for gold, predicted in (
+        ("2^{20}", "1048576.0"), ("\\left(\\frac23\\right)^{10}", "0.0173415"), ("\\frac{\\pi^2}6", "1.6449"),
+        ("42", "42 lattice points"), ("42", "42 people in total"), ("42", "42\\text{ times as many}"),
+        ("0.667", "0.667\\text{ (3 s.f.)}"), ("42", "42 hexagons"), ("1.5\\times10^8", "1.5 x 10^8"),
+        ("1101_2", "1101_{\\text{two}}"), ("x>2", "\\{x\\mid x>2\\}"), ("2\\le x<5", "x\\ge2\\text{ and }x<5"),
+        ("2\\le x<5", "5>x\\ge2"), ("x\\ne0", "x\\not=0"), ("\\mathbb{R}\\setminus\\{1\\}", "\\mathbb R-\\{1\\}"),
+        ("2\\pi\\sqrt{\\frac lg}", "2\\pi\\frac{\\sqrt l}{\\sqrt g}"), ("\\sqrt{\\frac km}", "k^{1/2}m^{-1/2}"),
+        ("\\frac72\\pi", "3\\frac12\\pi"), ("L\\frac{dI}{dt}+RI", "RI+L\\frac{dI}{dt}"), ("2x", "\\frac{dy}{dx}=2x"),
+        ("\\rho AC_d", "C_d\\rho A"), ("\\frac{q}{\\varepsilon_0}", "\\frac{1}{\\epsilon_0}q"),
+        ("\\lceil x\\rceil+\\lfloor y\\rfloor", "⌈x⌉+⌊y⌋"), ("(3,-1)", "⟨3,−1⟩"),
+        ("\\frac{-3\\pm\\sqrt{17}}4", "x=\\frac{-3+\\sqrt{17}}4,\\ x=\\frac{-3-\\sqrt{17}}4"),
+    )),
+]  # fmt: skip
 LISTS: dict[str, Judged] = {
+    "found by an attack on the rules": HOSTILE,
     "references of published sets in spellings made by rules": OTHER_SPELLINGS,
     "letters that math-verify takes for units, and names in other spellings": SPELLINGS,
     "a second and a fourth judge": SECOND_AND_FOURTH,
