@@ -13,8 +13,8 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, fill_branch, read_json
 from rocstar.record.show import show_run
-from rocstar.run.continued import continued, is_reopened, made_again, note_surroundings, record, same_inputs
-from rocstar.run.material import read_material
+from rocstar.run.continued import continued, is_reopened, made_again, note_surroundings, record
+from rocstar.run.material import read_material, same_inputs
 from rocstar.support.screen import changed_setting
 
 RL: dict[str, Any] = {"kind": "rl", "steps": 4}

@@ -306,7 +306,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     """
     from rocstar.config.origins import provenances
     from rocstar.record.folder import RunFolder
-    from rocstar.run.continued import continued, record, same_inputs
+    from rocstar.run.continued import continued, record
 
     folder = RunFolder.find(name, runs)
     made = continued(folder, max(folder.checkpoint_steps(), default=None), settings, flag="--resume")
@@ -319,6 +319,8 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
         _show_result(folder, as_json=as_json)
         return
     material = _material(made.recipe, made.unmade, dry_run)
+    from rocstar.run.material import same_inputs  # after what it needs was found to be there
+
     same_inputs(material, folder, made.anew)
     if dry_run:
         given = provenances(made.recipe, settings, otherwise=f"run {folder.name}")

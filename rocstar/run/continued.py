@@ -4,7 +4,7 @@ new ones may be added; finished stages stay unchanged.
 
 run.json keeps `changes`, a row `{step, setting, was, now}` for each setting, or other influence on figures, that
 changed at a step. Settings that only place the computation are not among them: they hold for one start. Nor are those
-that say where the run's files lie now: the run keeps them, if the files hold what they held (`same_inputs`)."""
+that say where its files lie now, which it keeps if they hold what they held (`same_inputs` of material.py)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from rocstar.config.recipe import changed, resolved_from_json
 from rocstar.config.sections import Recipe, Stage
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
-from rocstar.parts.modelfolder import identity_of
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
-from rocstar.run.material import Material, fingerprint
 from rocstar.support.screen import plural
 from rocstar.support.weights import state_of
 
@@ -103,24 +101,6 @@ def record(run: RunFolder, continued: Continued) -> None:
         # The settings last: after a kill before them, the change can be requested again.
         write_json(run.path / "run.json", {**run.identity, "changes": list(continued.changes), "settings": {}})
         write_json(run.resolved, continued.recipe.resolved())
-
-
-def same_inputs(material: Material, run: RunFolder, anew: Set[str] = frozenset()) -> dict[str, str]:
-    """Hashes of the run's inputs, for problems.json. Raises ConfigError if one differs from the hash there, which those
-    of the stages `anew` may. (A branch keeps the hashes of begun stages.)"""
-    found, model = fingerprint(material), material.pretrained
-    identity = identity_of(model.folder) if model else {}
-    if run.checkpoint_steps() and not material.recipe.model.lora_rank:
-        identity.pop("weights", None)  # the checkpoint has its own
-    found |= {f"{part} of model.path": mark for part, mark in identity.items()}
-    noted = read_json(run.problems) if run.problems.exists() else {}
-    changed = [name for name in found if name not in anew and not found[name].startswith(noted.get(name, ""))]
-    if changed:
-        raise ConfigError(
-            f"inputs of run {run.name} have changed since it began ({', '.join(changed)}); restore its files, say "
-            "where they lie unchanged, or start a new run"
-        )
-    return {**noted, **found}
 
 
 def note_surroundings(run: RunFolder, now: Mapping[str, Any], step: int) -> list[str]:

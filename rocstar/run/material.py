@@ -30,11 +30,11 @@ from rocstar.learning.resample import resampler_of
 from rocstar.parts.build import AttemptParts, vllm_python
 from rocstar.parts.lengths import UNLIMITED, TokensOf, positions_needed, tokens_of_prompts, within
 from rocstar.parts.memory import HostMemory, host_memory, refuse_here
-from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts, refuse_targets
+from rocstar.parts.modelfolder import ModelFacts, find_model, identity_of, model_facts, refuse_targets
 from rocstar.parts.placement import NOWHERE, Placement, placed_here
 from rocstar.parts.shape import known_shape
 from rocstar.protocols import Task, ToolSpec
-from rocstar.record.folder import HELD_OUT
+from rocstar.record.folder import HELD_OUT, RunFolder, read_json
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
 from rocstar.run.rows import Layout, as_shown, layouts_of, rows_of_layouts, with_steps
@@ -281,6 +281,24 @@ def fingerprint(material: Material) -> dict[str, str]:
         texts = [json.dumps([[p.id, p.answer] for p in problems]), kinds][: 1 if name in own else 2]
         found[name] = "".join(hashlib.sha256(text.encode()).hexdigest() for text in texts)
     return found
+
+
+def same_inputs(material: Material, run: RunFolder, anew: Set[str] = frozenset()) -> dict[str, str]:
+    """Hashes of the run's inputs, for problems.json. Raises ConfigError if one differs from the hash there, which those
+    of the stages `anew` may. (A branch keeps the hashes of begun stages.)"""
+    found, model = fingerprint(material), material.pretrained
+    identity = identity_of(model.folder) if model else {}
+    if run.checkpoint_steps() and not material.recipe.model.lora_rank:
+        identity.pop("weights", None)  # the checkpoint has its own
+    found |= {f"{part} of model.path": mark for part, mark in identity.items()}
+    noted = read_json(run.problems) if run.problems.exists() else {}
+    changed = [name for name in found if name not in anew and not found[name].startswith(noted.get(name, ""))]
+    if changed:
+        raise ConfigError(
+            f"inputs of run {run.name} have changed since it began ({', '.join(changed)}); restore its files, say "
+            "where they lie unchanged, or start a new run"
+        )
+    return {**noted, **found}
 
 
 def task_of(recipe: Recipe, part: Recipe | RolloutStage | SftStage) -> Task:

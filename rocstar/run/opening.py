@@ -34,13 +34,14 @@ from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Progress, latest, opened
-from rocstar.run.continued import is_reopened, made_again, note_surroundings, same_inputs
+from rocstar.run.continued import is_reopened, made_again, note_surroundings
 from rocstar.run.material import (
     Material,
     cramped,
     fresh_codec,
     layouts_at_first,
     positions_of,
+    same_inputs,
     unwritten,
     without_long_prompts,
 )
