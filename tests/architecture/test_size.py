@@ -17,15 +17,15 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2119, 17),
     "agents": (1087, 4),
     "analysis": (1730, 10),
-    "answers": (3560, 19),
-    "cli": (3103, 21),
-    "cluster": (827, 8),
-    "config": (2078, 10),
+    "answers": (3603, 19),
+    "cli": (3113, 21),
+    "cluster": (848, 8),
+    "config": (2086, 10),
     "data": (4247, 22),
-    "dialogue": (1854, 11),
+    "dialogue": (1858, 11),
     "engines": (4521, 22),
     "errors": (53, 1),
-    "evaluation": (3465, 20),
+    "evaluation": (3489, 20),
     "faults": (617, 4),
     "forecast": (1668, 7),
     "learning": (3299, 19),
@@ -33,21 +33,21 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (306, 1),
     "record": (2555, 16),
     "rollout": (1660, 11),
-    "run": (3910, 21),
-    "sandbox": (8662, 43),
+    "run": (3947, 21),
+    "sandbox": (8695, 43),
     "serving": (735, 6),
-    "support": (2128, 15),
+    "support": (2135, 15),
     "tools": (960, 7),
     "train": (197, 1),
-    "types": (606, 1),
+    "types": (612, 1),
     "view": (1826, 9),
 }
-CLASSES, FUNCTIONS = 558, 3964
+CLASSES, FUNCTIONS = 559, 3973
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
-SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 48_991}
+SIGNATURES_WITH_RECIPE = 24
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_271}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
