@@ -861,6 +861,11 @@ class Recipe(Section):
         return any(rollout.has_tools for rollout in self.rollouts)
 
     @property
+    def calls_tools(self) -> bool:
+        """Whether attempts outside of stages may call tools, and there are some."""
+        return self.rollout.has_tools and bool(self.sandbox.tools)
+
+    @property
     def stale_steps(self) -> int:
         """Most steps that attempts are made ahead of learning."""
         return max((stage.rollout.max_staleness_steps for stage in self.rollout_stages), default=0)

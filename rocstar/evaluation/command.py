@@ -253,7 +253,7 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
     subject, problem_set = planned.subject, planned.problem_set
     with Recall(planned.folder, name_of(planned.setup, problem_set.stem)) as recall:
         weights = Path(subject.name) / "config.json"  # an endpoint has none, and machines never read it then
-        calls = problem_set.kind.calls(subject.recipe)
+        calls = subject.recipe.calls_tools and not problem_set.kind.one_turn
         with opened_machines(subject.recipe, weights, subject.placement, calls=calls) as machines:
             screen.stage("eval", _said(planned))
             if planned.lowered:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rocstar.config.sections import Recipe
 from rocstar.data.problems import ProblemColumns, columns_of, load_problems, problem_of
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import DataError
@@ -63,11 +62,8 @@ class BenchmarkKind:
 
     def refuse_rows(self, problems: Sequence[Problem], parts: AttemptParts) -> None:
         """Raises DataError like `AttemptParts.refuse_rows`."""
-        parts.refuse_rows(problems, calls=self.calls(parts.recipe), verified=self.scorer is None)
-
-    def calls(self, recipe: Recipe) -> bool:
-        """Whether its attempts may call tools."""
-        return recipe.rollout.has_tools and bool(recipe.sandbox.tools) and not self.one_turn
+        calls = parts.recipe.calls_tools and not self.one_turn
+        parts.refuse_rows(problems, calls=calls, verified=self.scorer is None)
 
     def conversation(self, usual: Conversation) -> Conversation:
         """`usual`; for a benchmark of one turn without preamble and tools."""

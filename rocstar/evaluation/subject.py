@@ -327,7 +327,7 @@ def find_agent(name: str, runs: Path, settings: Sequence[str], context: int | No
 async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> AsyncIterator[Roller]:
     """Engine and sandbox for `rows` conversations at once, of `positions` tokens each. Raises what opening raises."""
     recipe = subject.recipe
-    with started_sandbox(recipe.sandbox, calls=MATH.calls(recipe)) as sandbox:
+    with started_sandbox(recipe.sandbox, calls=recipe.calls_tools) as sandbox:
         async with subject.opened(positions, sandbox, rows=rows) as roller:
             yield roller
 

@@ -55,7 +55,8 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     further setting that `flag` takes. Raises ConfigError for settings that cannot change there; DataError."""
     was = resolved_from_json(run.resolved)
     begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
-    moves = list(_moves(was, settings, begun))
+    alike = [stage.name for stage in was.rl_stages if stage.data.train_files == was.data.train_files]
+    moves = list(_moves(settings, alike, begun))
     settings = [given for given in settings if given not in moves]
     for given in settings:
         if not given.startswith((*PLACES, "stage.", *([own] if own else []))):
@@ -70,7 +71,13 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
                 f"{own and ' and '}{own.rstrip('=')} may change, and where files lie: {', '.join(FILES)}, run.modules)"
             )
     now = changed(was, [*settings, *moves], {})
-    _refuse_absent(run, now)
+    files = dict(zip(FILES, (now.data.train_files, now.data.test_files, [now.model.path or ""]), strict=True))
+    files |= {f"stage.{stage.name}.{FILES[0]}": stage.data.train_files for stage in now.rl_stages}
+    for key, place in ((key, place) for key, places in files.items() for place in places):
+        if os.path.isabs(place) and not os.path.exists(place):
+            raise ConfigError(
+                f"{place} of run {run.name} is not there; put it back, or say with {key} where it lies now, unchanged"
+            )
     moved = {given.partition("=")[0] for given in moves}
     fresh = [row for row in _differ(was, now, step or 0) if row["setting"] not in moved]
     if step is not None:
@@ -133,26 +140,15 @@ def is_reopened(run: RunFolder, stage: str, step: int) -> bool:
     return any(row["step"] == step and row["setting"].startswith(f"stage.{stage}.") for row in run.changes)
 
 
-def _moves(was: Recipe, settings: Sequence[str], begun: Set[str]) -> Iterator[str]:
-    """The settings that say where files lie now: of the run (and of stages that have the same), or of a begun stage."""
+def _moves(settings: Sequence[str], alike: Sequence[str], begun: Set[str]) -> Iterator[str]:
+    """The settings that say where files lie now: of the run, and so of stages with `alike` files, or of a begun
+    stage."""
     of_begun = tuple(f"stage.{name}.{FILES[0]}" for name in begun)
     for given in settings:
         key = given.partition("=")[0]
         if key in (*FILES, "run.modules", *of_begun):
             yield given
-        for stage in was.rl_stages if key == FILES[0] else ():
-            if stage.data.train_files == was.data.train_files:
-                yield f"stage.{stage.name}.{given}"
-
-
-def _refuse_absent(run: RunFolder, recipe: Recipe) -> None:
-    of_run = dict(zip(FILES, (recipe.data.train_files, recipe.data.test_files, [recipe.model.path or ""]), strict=True))
-    of_stages = {f"stage.{stage.name}.{FILES[0]}": stage.data.train_files for stage in recipe.rl_stages}
-    for key, place in ((key, place) for key, places in (of_run | of_stages).items() for place in places):
-        if os.path.isabs(place) and not os.path.exists(place):
-            raise ConfigError(
-                f"{place} of run {run.name} is not there; put it back, or say with {key} where it lies now, unchanged"
-            )
+        yield from (f"stage.{name}.{given}" for name in alike if key == FILES[0])
 
 
 def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:

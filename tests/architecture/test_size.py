@@ -25,7 +25,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1858, 11),
     "engines": (4521, 22),
     "errors": (53, 1),
-    "evaluation": (3489, 20),
+    "evaluation": (3485, 20),
     "faults": (617, 4),
     "forecast": (1668, 7),
     "learning": (3299, 19),
@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (306, 1),
     "record": (2555, 16),
     "rollout": (1660, 11),
-    "run": (3947, 21),
+    "run": (3943, 21),
     "sandbox": (8695, 43),
     "serving": (735, 6),
     "support": (2135, 15),
@@ -42,11 +42,11 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (612, 1),
     "view": (1826, 9),
 }
-CLASSES, FUNCTIONS = 559, 3973
+CLASSES, FUNCTIONS = 559, 3972
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
-SIGNATURES_WITH_RECIPE = 24
+SIGNATURES_WITH_RECIPE = 20
 BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_271}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,7 @@ import typer
 from rocstar.cli.verbs.common import AsJson, Settings, print_json
 
 if TYPE_CHECKING:
-    from rocstar.config.sections import Recipe
+    from rocstar.config.sections import Recipe, RolloutStage
     from rocstar.forecast.plan import GpuPlan
 
 THRESHOLD_MISSED = 4
@@ -54,7 +54,8 @@ def plan(
         print(f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu", file=sys.stderr)
     spec = gpu_named(gpu)
     loaded = load_recipe(recipe, settings or [])
-    for line in () if placement else _not_counted(loaded):
+    evaluates = bool(loaded.evaluate.problems or loaded.evaluate.benchmark)
+    for line in () if placement else _not_counted(loaded.rollout_stages, evaluates):
         print(line, file=sys.stderr)
     assumed = Assumptions(
         length_share=length_share,
@@ -79,14 +80,14 @@ def plan(
         raise typer.Exit(THRESHOLD_MISSED)
 
 
-def _not_counted(recipe: Recipe) -> Iterator[str]:
+def _not_counted(stages: Sequence[RolloutStage], evaluates: bool) -> Iterator[str]:
     """Attempts whose time is in no stage of a plan."""
-    for stage in recipe.rollout_stages:
+    for stage in stages:
         if rounds := stage.rollout.refill:
             yield f"{stage.name}: the rounds of rollout.refill {rounds} follow from rewards and are not counted"
         if each := stage.data.drop_solved_attempts:
             yield f"{stage.name}: data.drop_solved_attempts {each}, made at every problem before it, are not counted"
-    if recipe.evaluate.problems or recipe.evaluate.benchmark:
+    if evaluates:
         yield "evaluations are not counted"
 
 
