@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
@@ -11,6 +13,8 @@ from rocstar.data.problems import load_problems
 from rocstar.dialogue.template import COMPACT
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import known
+from rocstar.support.child import child_environment
+from rocstar.support.exits import INTERRUPTED
 from tests.dialogue.folders import LLAMA, THINKING, byte_level, folder_of
 
 ROWS = [{"question": "How many legs do two cats have?", "answer": "8"}, {"question": "How much is it?", "answer": "x"}]
@@ -188,3 +192,13 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
     assert told in capsys.readouterr().out
     assert run(["data", "check", "rows.jsonl", "learning.clip_low=0.1"]) == 2
     assert "learning.clip_low is not read here" in capsys.readouterr().err
+
+
+def test_sigterm_ends_data_build_as_ctrl_c_and_leaves_nothing_half(folder: Path) -> None:
+    build = 'run(["data", "build", "pool.toml", "data=.", "out=out"])'
+    lost = "Judges.judge = lambda *_: signal.raise_signal(signal.SIGTERM)"
+    imports = "import signal\nfrom rocstar.cli.main import run\nfrom rocstar.data.pool.rules import Judges\n"
+    command = [sys.executable, "-c", f"{imports}{lost}\nraise SystemExit({build})"]
+    ended = subprocess.run(command, cwd=folder, env=child_environment({}), capture_output=True)
+    assert ended.returncode == INTERRUPTED and b"stopped; what is in out is as it was" in ended.stderr
+    assert not list((folder / "out").iterdir())

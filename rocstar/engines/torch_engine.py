@@ -228,6 +228,9 @@ async def opened(settings: EngineSettings) -> TorchEngine:
         kv_tokens=settings.kv_tokens,
         vocab_size=settings.vocab_size,
     )
+    for parameter in model.parameters():
+        if not parameter.untyped_storage().resizable():  # one view of a mapped file keeps the whole file in memory
+            parameter.data = parameter.data.clone()
     if settings.version:  # else it has the folder's weights
         await engine.load_weights(Weights(version=settings.version, folder=settings.folder))
     return engine

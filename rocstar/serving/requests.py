@@ -23,6 +23,8 @@ def _conversation(listed: Any) -> Chat:
     if not isinstance(listed, list) or not listed:
         raise DataError("messages must be a list with at least one message")
     messages = tuple(chat_message(message) for message in listed)
+    if (last := messages[-1].role) not in (Role.USER, Role.TOOL):
+        raise DataError(f"the last of messages is of role {last}; end them with the user's or a tool's")
     check_roles([*messages, Message(role=Role.ASSISTANT, content="-")])
     return Chat(messages=messages, tools=None)
 

@@ -16,6 +16,7 @@ import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stoppable, write
 from rocstar.support.exits import OK, USAGE
+from rocstar.support.signals import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from rocstar.data.pool.build import Datasheet
@@ -53,7 +54,7 @@ def sft(
     tool = ToolSpec(name=NAMES[0], description=DESCRIPTION, parameters=PARAMETERS)
     kept = f"stopped; what is in {out} is as it was, and answers of an endpoint are kept; the same command begins again"
     mix = load(recipe, MixRecipe)
-    with stoppable(kept), Screen() as screen, screen.never_silent(screen.working):
+    with terminated_as_interrupted(), stoppable(kept), Screen() as screen, screen.never_silent(screen.working):
         sheet = build(mix, out, code_tool=tool, environment=os.environ, note=screen.note)
     print_json(sheet) if as_json else _print_mix(sheet, out)
 
@@ -76,7 +77,13 @@ def build(
 
     config, absent = beside_known(load(recipe, PoolConfig, settings or []))
     kept = f"stopped; what is in {config.out} is as it was; the same command begins again"
-    with stoppable(kept), Screen() as screen, screen.never_silent(screen.working), verifier(lenient_answer) as check:
+    with (
+        terminated_as_interrupted(),
+        stoppable(kept),
+        Screen() as screen,
+        screen.never_silent(screen.working),
+        verifier(lenient_answer) as check,
+    ):
         sheet = build_pool(config, check, screen.note, absent)
     print_json(sheet.as_json()) if as_json else _print_funnel(sheet)
 
