@@ -77,8 +77,8 @@ def serve(options: ServeOptions) -> None:
     try:
         code = serve_until_told(settings, lambda said: print(f"rocstar: {said}", file=sys.stderr, flush=True))
     except OSError as error:
-        place = f"{options.host}:{options.port}"
-        raise ConfigError(f"cannot listen on {place} ({error.strerror}); choose another --port") from error
+        place, problem = f"{options.host}:{options.port}", error.strerror.partition(" (")[0]  # the place once
+        raise ConfigError(f"cannot listen on {place} ({problem}); choose another --host or --port") from error
     raise typer.Exit(code)
 
 
