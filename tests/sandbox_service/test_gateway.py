@@ -243,6 +243,7 @@ def test_a_node_that_dies_loses_no_call_and_is_used_when_it_is_back() -> None:
     gateway.process.terminate()
     said = gateway.process.communicate()[1]
     assert all(f"{nodes[0].url} {what}" in said for what in ("was lost", "is up again")), said
+    assert f"{nodes[1].url} was lost: it ended the connection" in said and "rocstar: stopping; pending calls" in said
 
 
 def test_callers_of_a_gateway_take_turns_also_after_its_nodes_have_another_token(tmp_path: Path) -> None:

@@ -351,6 +351,19 @@ def test_tokens_are_asked_for_and_read_again(tmp_path: Path) -> None:
         assert status("two") == 200, "a list that cannot be read changes nothing"
 
 
+def test_each_change_of_the_tokens_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(core, "TOKEN_SECONDS", -1.0)
+    (file := tmp_path / "tokens").write_text("one\ntwo\n")
+    tokens = core.CallerTokens(Settings(token="one", token_file=file))
+    for text in ("two\none\n", "", "", "two\none\n", "", "three\none\n"):
+        file.write_text(text)
+        tokens.now()
+    said = ["2 tokens are accepted now", "the tokens stay", "can be read again", "the tokens stay", "2 tokens are"]
+    assert [part in line for part, line in zip(said, caplog.messages, strict=True)] == [True] * 5, caplog.messages
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -362,6 +375,7 @@ def test_tokens_are_asked_for_and_read_again(tmp_path: Path) -> None:
         ({"patience_seconds": float("nan")}, "--patience-seconds must be above 0, got nan"),
         ({"token": "zwei Worte"}, "printable ASCII"),
         ({"wall_seconds": 1e5}, "limit wall_seconds is at most 600"),
+        ({"memory_mb": 5000}, "limit memory_bytes is at most 4294967296 here, got 5242880000; the operator's"),
         ({"min_isolation": "L9"}, "--min-isolation L9 is none of L1, L2, L3"),
         ({"nodes": " , "}, "--nodes ' , ' must name services, each once; write http://"),
         (

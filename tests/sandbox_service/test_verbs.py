@@ -49,7 +49,8 @@ def test_probe_and_status_say_how_well_programs_are_walled_off(
     ("arguments", "code", "sentence"),
     [
         (["serve", "--host", "0.0.0.0"], exits.USAGE, "set ROCSTAR_SANDBOX_TOKEN"),
-        (["serve", "--host", "203.0.113.7", "--open-to-network"], exits.USAGE, "cannot listen on 203.0.113.7:8700"),
+        (["serve", "--host", "203.0.113.7", "--open-to-network"], exits.USAGE, "address); choose another --host or"),
+        (["serve", "--memory-mb", "1"], exits.USAGE, "limit memory_bytes must be from 4194304 to"),
         (["serve", "--slots", "-1"], exits.USAGE, "--slots -1"),
         (["serve", "--join", "http://127.0.0.1:9"], exits.USAGE, "no such option: --join"),
         (["serve", "--token-file", "/no/such/file"], exits.USAGE, "--token-file /no/such/file cannot be read"),

@@ -68,17 +68,20 @@ def serve(options: ServeOptions) -> None:
 
     Example: rocstar sandbox serve --port 8700 --min-isolation L3"""
     need("sandbox")
+    from rocstar.sandbox import check
     from rocstar.sandbox.service import serve as serve_until_told
-    from rocstar.sandbox.service.core import complaint
+    from rocstar.sandbox.service.core import complaint, default_limits
 
     settings = Settings(**asdict(options), token=_token(options.token_file))
-    if problem := complaint(settings):
+    limits = default_limits(settings)  # with some, every call would be `rejected`
+    of_machine = "" if settings.nodes else check.of_machine(limits)
+    if problem := complaint(settings) or check.of_limits(limits) or of_machine:
         raise ConfigError(problem)
     try:
         code = serve_until_told(settings, lambda said: print(f"rocstar: {said}", file=sys.stderr, flush=True))
     except OSError as error:
-        place = f"{options.host}:{options.port}"
-        raise ConfigError(f"cannot listen on {place} ({error.strerror}); choose another --port") from error
+        place, problem = f"{options.host}:{options.port}", str(error.strerror).partition(" (")[0]  # the place once
+        raise ConfigError(f"cannot listen on {place} ({problem}); choose another --host or --port") from error
     raise typer.Exit(code)
 
 

@@ -45,6 +45,8 @@ class Connection:
 
     greeting = b""
     """The first bytes to send."""
+    end = "it ended the connection"
+    """What is known when the other end closes it."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -65,6 +67,8 @@ class Connection:
 
 class ChildConnection(Connection):
     """Also starts the daemon, which ends when the connection closes or this process ends. Raises OSError."""
+
+    end = "it died"
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._workdirs = f"{tempfile.gettempdir()}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
@@ -204,7 +208,7 @@ class Node(NodeFacts):
 
     def open(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Connect; HELLO or `on_end` follows."""
-        self._reader, self._silent_ticks, self._fault = FrameReader(), 0, "it died"
+        self._reader, self._silent_ticks, self._fault = FrameReader(), 0, ""
         self._oldest, self._idle_ticks = -1, 0  # the number of the oldest call held; -1: none
         self._frames, self._out, self._flushing = bytearray(), bytearray(), False  # to be sent: frames, then bytes
         try:
@@ -290,7 +294,7 @@ class Node(NodeFacts):
         try:
             data = self.connection.socket.recv(READ_BYTES)
             if not data:
-                raise SandboxDown(self._fault)
+                raise SandboxDown(self._fault or self.connection.end)
             stream, reply = self.connection.unwrap(data)
             self._out += reply
             self._silent_ticks = 0

@@ -124,7 +124,7 @@ def over_limits(limits: Limits, settings: Settings) -> str:
         ("output_bytes", MAX_OUTPUT_BYTES, ""),
     ):
         if not getattr(limits, name) <= most:
-            return f"{OF_LIMITS}{name} is at most {most:g} here, got {getattr(limits, name):g}{reason}"
+            return f"{OF_LIMITS}{name} is at most {most:.15g} here, got {getattr(limits, name):.15g}{reason}"
     return ""
 
 
@@ -210,7 +210,7 @@ class CallerTokens:
     """The tokens that callers may use."""
 
     def __init__(self, settings: Settings) -> None:
-        self.file, self.all, self.read_at, self.logged = settings.token_file, [settings.token], -math.inf, ""
+        self.file, self.all, self.read_at, self.problem = settings.token_file, [settings.token], -math.inf, ""
         if self.file:
             with suppress(OSError, ValueError):  # `now` logs it
                 self.all = read_tokens(self.file)
@@ -219,14 +219,14 @@ class CallerTokens:
         if self.file and time.monotonic() > self.read_at + TOKEN_SECONDS:
             self.read_at = time.monotonic()
             try:
-                found, message = read_tokens(self.file), self.logged
+                found, problem = read_tokens(self.file), ""
             except (OSError, ValueError) as error:
-                found, message = self.all, f"the tokens stay as they were, for {self.file} cannot be read ({error})"
+                found, problem = self.all, f"the tokens stay as they were, for {self.file} cannot be read ({error})"
             if found != self.all:
-                message = f"{len(found)} tokens are accepted now"
-            if message != self.logged:
-                LOG.warning("rocstar: %s", message)
-            self.all, self.logged = found, message
+                LOG.warning("rocstar: %d tokens are accepted now", len(found))
+            elif problem != self.problem:
+                LOG.warning("rocstar: %s", problem or f"{self.file} can be read again, its tokens are the same")
+            self.all, self.problem = found, problem
         return self.all
 
     def first(self) -> str:

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from rocstar.sandbox import container
 from rocstar.sandbox.service.app import Application
-from rocstar.sandbox.service.core import SMALL_BYTES, BadRequest, Hold, Service, encode
+from rocstar.sandbox.service.core import LOG, SMALL_BYTES, BadRequest, Hold, Service, encode
 from rocstar.sandbox.service.native import MESSAGE_BYTES
 from rocstar.sandbox.settings import Settings
 
@@ -87,6 +87,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve new connections for LINGER_SECONDS, with one answer each; then uvicorn waits for pending calls."""
         self.service.draining = True
+        LOG.warning("rocstar: stopping; pending calls have up to %g s", self.settings.drain_seconds)
         self.server_state.default_headers = [(b"connection", b"close")]
         await asyncio.sleep(LINGER_SECONDS)
         for _ in range(int(self.settings.drain_seconds / DRAIN_POLL_SECONDS)):
