@@ -136,18 +136,18 @@ def is_reopened(run: RunFolder, stage: str, step: int) -> bool:
 def _moves(was: Recipe, settings: Sequence[str], begun: Set[str]) -> Iterator[str]:
     """The settings that say where files lie now: of the run (and of stages that have the same), or of a begun stage."""
     of_begun = tuple(f"stage.{name}.{FILES[0]}" for name in begun)
-    for given in settings:
-        key = given.partition("=")[0]
+    keys = [given.partition("=")[0] for given in settings]
+    for key, given in zip(keys, settings, strict=True):
         if key in (*FILES, "run.modules", *of_begun):
             yield given
-        for stage in was.rl_stages if key == FILES[0] else ():
-            if stage.data.train_files == was.data.train_files:
+        for stage in was.rollout_stages if key == FILES[0] else ():
+            if stage.data.train_files == was.data.train_files and f"stage.{stage.name}.{key}" not in keys:
                 yield f"stage.{stage.name}.{given}"
 
 
 def _refuse_absent(run: RunFolder, recipe: Recipe) -> None:
     of_run = dict(zip(FILES, (recipe.data.train_files, recipe.data.test_files, [recipe.model.path or ""]), strict=True))
-    of_stages = {f"stage.{stage.name}.{FILES[0]}": stage.data.train_files for stage in recipe.rl_stages}
+    of_stages = {f"stage.{stage.name}.{FILES[0]}": stage.data.train_files for stage in recipe.rollout_stages}
     for key, place in ((key, place) for key, places in (of_run | of_stages).items() for place in places):
         if os.path.isabs(place) and not os.path.exists(place):
             raise ConfigError(
