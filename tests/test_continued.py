@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rocstar.cli.main import _branch
 from rocstar.config.recipe import recipe_of, resolved_from_json
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.atomic import write_json
@@ -142,22 +143,27 @@ def test_files_may_lie_elsewhere_if_they_hold_what_they_held(tmp_path: Path) -> 
         (tmp_path / place / "held.jsonl").write_text('{"question": "2+2?", "answer": 4}\n')
         return {"train_files": [f"{tmp_path}/{place}/asked.jsonl"], "test_files": [f"{tmp_path}/{place}/held.jsonl"]}
 
-    stages: list[dict[str, Any]] = [{"name": "cold", "kind": "sft", "steps": 2}, {"name": "one", **RL}]
+    stages: list[dict[str, Any]] = [{"name": "cold", "kind": "sft", "steps": 2}, {"name": "one", **RL},
+                                    {"name": "two", **RL}]  # fmt: skip
     recipe = recipe_of({"data": {"source": "files", **at("old")}}, stages)
     run = RunFolder.create(recipe, tmp_path, ["rocstar"])
-    run.metrics.write_text('{"step": 1, "stage": "one"}\n')
+    run.metrics.write_text('{"step": 0, "stage": "cold"}\n{"step": 1, "stage": "one"}\n')
     saved(run, 1, stage_step=1, stage_complete=False)
     write_json(run.problems, same_inputs(read_material(recipe, rows=frozenset()), run))
     write_json(run.summary, {})
     (tmp_path / "old").rename(tmp_path / "new")
     assert "asked.jsonl of run" in (told := refused(run, step=1)) and "say with data.train_files where" in told
     for place, answer in (("other", 6), ("new", 5)):
-        made = continued(run, 1, [f"data.{key}={json.dumps(files)}" for key, files in at(place, answer).items()],
-                         flag="--resume")  # fmt: skip
+        moved = [f"data.{key}={json.dumps(files)}" for key, files in at(place, answer).items()]
+        made = continued(run, 1, moved, flag="--resume")
         material = read_material(made.recipe, rows=frozenset())
         if place == "other":
-            with pytest.raises(ConfigError, match=r"have changed since it began \(one\)"):
+            with pytest.raises(ConfigError, match=r"have changed since it began \(one, two\)"):
                 same_inputs(material, run, made.anew)
+            with pytest.raises(ConfigError, match=r"have changed since it began \(one\)"):
+                _branch(f"{run.name}@1", moved, tmp_path, dry_run=True, as_json=False)
+    own = continued(run, 1, [*moved, "stage.two.data.train_files=more.jsonl"], flag="--resume").recipe.rl_stages[1]
+    assert own.data.train_files == ["more.jsonl"], "a stage that has not begun may get other files besides"
     assert same_inputs(material, run, made.anew) == read_json(run.problems)
     record(run, made)
     kept = resolved_from_json(run.resolved)

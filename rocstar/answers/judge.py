@@ -127,7 +127,7 @@ def _differ_in_letters(gold: str, predicted: str) -> bool:
     if all(bases) and bases[0] != bases[1]:
         return True
     ours, others = (set(_LETTERS.findall(text)) for text in (gold, predicted))
-    if {name.lower() for name in ours - others} & {name.lower() for name in others - ours}:
+    if any(one != name and one.lower() == name.lower() for name in ours ^ others for one in ours | others):
         return True
     ends = [_END_LETTERS.findall(undelimited(text)) for text in (gold, predicted)]
     variable = _VARIABLE.search(undelimited(gold))

@@ -28,7 +28,7 @@ _THIN = re.compile(r"\\[!,;:]")
 _NAME = re.compile(r"^([A-Za-z])\s*=\s*")
 PERCENT = re.compile(r"\s*(?:\\?%|(?:\\(?:text|mathrm)\{\s*)?\b(?:percent|per cent|pct)\b\s*\}?)$")
 _UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?([23])\}?)?$")
-_BARE_WORDS = re.compile(r"(?<=\d) +([a-z]{3,}(?: [a-z]{2,})*)$")  # no product of letters, as in `2 xy`
+_BARE_WORDS = re.compile(r"(?<=\d) +([a-z]{4,}(?: [a-z]{2,})*)$")  # no letters or function: `2 xyz`, `2 sin`
 _SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>" + "|".join(SCALES) + r")s?\s*\}?$")
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
@@ -39,8 +39,9 @@ _VALUES |= {word: 20 + 10 * at for at, word in enumerate(_TENS.split("|"))}
 _WORDS = re.compile(
     rf"(?P<text>\\text\{{\s*)?(?P<words>(?:{_TENS})[ -](?:{_ONES})|{'|'.join(_VALUES)})(?![\w-])", re.IGNORECASE
 )
-_GREEK = "alpha|beta|gamma|delta|theta|lambda|phi|rho|sigma|tau|omega"
-_NOT_UNITS = re.compile(rf"{NO_UNIT}|\b(?:pi|i|e|infinity|{_GREEK}|{'|'.join(_VALUES)})\b", re.IGNORECASE)
+_GREEK = "alpha|beta|gamma|delta|epsilon|zeta|theta|kappa|lambda|phi|rho|sigma|tau|omega"
+_NUMERAL = r"negative|imaginary|infinite|undefined|none|sqrt|roots?|powers?|tens|quarters|\w+(?:[fln]ths|illion\w*)"
+_NOT_UNITS = re.compile(rf"{NO_UNIT}|\b(?:pi|i|e|infinity|{_GREEK}|{_NUMERAL}|{'|'.join(_VALUES)})\b", re.IGNORECASE)
 _BASED = re.compile(
     r"(?P<digits>[0-9A-F]{1,40})_(?:\{\s*\(?(?P<b>\d{1,2})\)?\s*\}|(?P<b2>\d)|\{?\\text\{\s*(?P<word>[a-z]+)\s*\}\}?)"
 )

@@ -340,6 +340,9 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     source, step = find_checkpoint(name, runs)
     made = continued(source, step, settings, flag="--branch", own="run.name=")
     material = _material(made.recipe, made.unmade, dry_run)
+    from rocstar.run.material import same_inputs  # as in `_resume`
+
+    same_inputs(material, source, {stage.name for stage in made.recipe.stage} - made.begun)
     if dry_run:
         given = provenances(made.recipe, settings, otherwise=f"run {source.name}")
         place = free_place(source.path.parent, made.recipe.run.name)

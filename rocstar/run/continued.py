@@ -55,7 +55,7 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     further setting that `flag` takes. Raises ConfigError for settings that cannot change there; DataError."""
     was = resolved_from_json(run.resolved)
     begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
-    alike = [stage.name for stage in was.rl_stages if stage.data.train_files == was.data.train_files]
+    alike = [stage.name for stage in was.rollout_stages if stage.data.train_files == was.data.train_files]
     moves = list(_moves(settings, alike, begun))
     settings = [given for given in settings if given not in moves]
     for given in settings:
@@ -72,7 +72,7 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
             )
     now = changed(was, [*settings, *moves], {})
     files = dict(zip(FILES, (now.data.train_files, now.data.test_files, [now.model.path or ""]), strict=True))
-    files |= {f"stage.{stage.name}.{FILES[0]}": stage.data.train_files for stage in now.rl_stages}
+    files |= {f"stage.{stage.name}.{FILES[0]}": stage.data.train_files for stage in now.rollout_stages}
     for key, place in ((key, place) for key, places in files.items() for place in places):
         if os.path.isabs(place) and not os.path.exists(place):
             raise ConfigError(
@@ -144,11 +144,12 @@ def _moves(settings: Sequence[str], alike: Sequence[str], begun: Set[str]) -> It
     """The settings that say where files lie now: of the run, and so of stages with `alike` files, or of a begun
     stage."""
     of_begun = tuple(f"stage.{name}.{FILES[0]}" for name in begun)
-    for given in settings:
-        key = given.partition("=")[0]
+    keys = [given.partition("=")[0] for given in settings]
+    for key, given in zip(keys, settings, strict=True):
         if key in (*FILES, "run.modules", *of_begun):
             yield given
-        yield from (f"stage.{name}.{given}" for name in alike if key == FILES[0])
+        if key == FILES[0]:
+            yield from (f"stage.{name}.{given}" for name in alike if f"stage.{name}.{key}" not in keys)
 
 
 def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:

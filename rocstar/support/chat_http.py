@@ -9,6 +9,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from email.utils import mktime_tz, parsedate_tz
 from typing import Any, TypeVar
 
@@ -125,5 +126,7 @@ def _retry_after(response: httpx.Response) -> float | None:
     header = response.headers.get("retry-after", "")
     if re.fullmatch(r"\d{1,6}(\.\d+)?", header):
         return float(header)
-    date = parsedate_tz(header)
-    return max(0.0, mktime_tz(date) - time.time()) if date else None
+    with suppress(ValueError, OverflowError):  # a year that no clock has
+        if date := parsedate_tz(header):
+            return max(0.0, mktime_tz(date) - time.time())
+    return None

@@ -274,6 +274,7 @@ HOSTILE: Judged = [
         *(("42", f"42\\text{{ {words}}}") for words in (
             "to 45", "out of 50", "times 10", "(41 also works)", "and up", "twice", "times x", "in octal", "quadrillion"
         )),
+        *(("42", f"42 {words}") for words in ("xyz", "sin", "zeta", "roots", "quintillion", "negative")), ("Rr", "rr"),
         ("42", "42 apples or 43"), ("42", "42 times x"), ("42", "42 over two"), ("42", "43 lattice points"),
         ("18\\text{ apples}", "18 eggs"), ("30^\\circ", "30″"), ("1101_2", "1101_{\\text{three}}"), ("B", "B, then C"),
         ("x>2", "\\{x\\mid x\\ge2\\}"), ("2\\le x<5", "x>2\\text{ and }x<5"), ("x\\ne0", "x\\not=1"),

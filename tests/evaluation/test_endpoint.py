@@ -171,7 +171,9 @@ async def test_a_busy_endpoint_is_asked_again_a_bounded_number_of_times() -> Non
     made, bodies, _ = await attempted(lambda body: broken.pop() if broken else text(ANSWER))
     assert made.stop is Stop.ANSWERED and len(bodies) == 3
     date = Response(429, headers={"retry-after": "Sun, 06 Nov 1994 08:49:37 GMT"})
-    assert _retry_after(date) == 0 and _retry_after(Response(429, headers={"retry-after": "soon"})) is None
+    assert _retry_after(date) == 0
+    for unread in ("soon", "Sun, 06 Nov 99999 08:49:37 GMT", f"Sun, 06 Nov {9**30} 08:49:37 GMT"):
+        assert _retry_after(Response(429, headers={"retry-after": unread})) is None
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "insufficient_system_resource", None, "content_filter", "SAFETY"])
