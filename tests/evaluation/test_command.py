@@ -18,6 +18,7 @@ from tests.record.examples import run
 
 pytest.importorskip("torch")
 import torch
+from pyarrow.parquet import read_table
 from safetensors.torch import load_file, save_file
 
 from rocstar.evaluation import subject
@@ -106,11 +107,13 @@ def test_an_evaluation_of_a_run_lies_in_the_run_and_needs_no_lock(
     folder: RunFolder = run(workplace / "runs")
     (folder.checkpoint(4)).mkdir()
     (folder.checkpoint(4) / "model").symlink_to(model_folder)
+    (folder.checkpoint(4) / "state.json").write_text('{"policy_version": 7}')
     with folder.locked():
         made, _ = evaluated(capsys, "tiny", "math/test.jsonl")
     place = Path(made["saved"])
     assert place.parent.parent == Path("runs/tiny/evals") and place.name == "step=000004"
     assert place.parent.name.startswith("test-") and made["setup"]["step"] == 4
+    assert set(read_table(place / "samples.parquet")["policy_version"].to_pylist()) == {7}
 
 
 def test_a_sandbox_that_dies_ends_in_a_sentence_and_no_result(
@@ -139,6 +142,8 @@ def test_a_refused_sandbox_is_found_before_weights_are_read_and_only_where_somet
 
     monkeypatch.setattr("rocstar.sandbox.client.SandboxClient.start", refused)
     assert cli.run(["eval", str(model_folder), "--data", "math/test.jsonl", *FEW]) == exits.USAGE
+    assert "this machine offers L1" in capsys.readouterr().err and not read
+    assert cli.run(["chat", str(model_folder), "rollout.template=compact"]) == exits.USAGE
     assert "this machine offers L1" in capsys.readouterr().err and not read
     monkeypatch.undo()
     monkeypatch.chdir(workplace)
