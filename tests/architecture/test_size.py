@@ -17,13 +17,13 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2119, 17),
     "agents": (1087, 4),
     "analysis": (1730, 10),
-    "answers": (3603, 19),
-    "cli": (3113, 21),
+    "answers": (3604, 19),
+    "cli": (3127, 21),
     "cluster": (848, 8),
-    "config": (2086, 10),
+    "config": (2091, 10),
     "data": (4247, 22),
     "dialogue": (1858, 11),
-    "engines": (4521, 22),
+    "engines": (4524, 22),
     "errors": (53, 1),
     "evaluation": (3485, 20),
     "faults": (617, 4),
@@ -33,10 +33,10 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (306, 1),
     "record": (2555, 16),
     "rollout": (1660, 11),
-    "run": (3943, 21),
-    "sandbox": (8695, 43),
-    "serving": (735, 6),
-    "support": (2135, 15),
+    "run": (3944, 21),
+    "sandbox": (8700, 43),
+    "serving": (737, 6),
+    "support": (2138, 15),
     "tools": (960, 7),
     "train": (197, 1),
     "types": (612, 1),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_271}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_318}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
