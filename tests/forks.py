@@ -203,7 +203,10 @@ def serve(door: socket.socket, *until: int) -> None:
                 if key.fileobj is door:
                     client = door.accept()[0]
                     pid, bound = _begun(client)
-                    client.sendall(f"{pid}\n".encode())
+                    try:
+                        client.sendall(f"{pid}\n".encode())
+                    except OSError:  # whoever asked was killed meanwhile
+                        os.kill(pid, signal.SIGKILL)
                     process = os.pidfd_open(pid)
                     watched.register(process, EVENT_READ, (pid, client))
                     if bound:
