@@ -240,6 +240,7 @@ def test_a_node_that_dies_loses_no_call_and_is_used_when_it_is_back() -> None:
     for kind, count in {"lost": 1, "restarted": 1}.items():
         assert f'rocstar_sandbox_node_events_total{{event="{kind}"}} {count}\n' in metrics, metrics
     assert (back.stop(), nodes[1].stop()) == (0, 0)
+    assert eventually(lambda: set(states().values()) == {"down"})
     gateway.process.terminate()
     said = gateway.process.communicate()[1]
     assert all(f"{nodes[0].url} {what}" in said for what in ("was lost", "is up again")), said
