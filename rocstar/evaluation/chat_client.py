@@ -4,7 +4,6 @@ checked here. A refused request is a mistake of the user, and ends the evaluatio
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
 from rocstar.support.chat_http import CUT, FILTERED, LENGTH, ChatHttp, NoAnswer, Sleep, refuse_broken_off
+from rocstar.support.exits import tell_once
 from rocstar.types import Status
 
 TRIES = 6
@@ -107,7 +107,6 @@ class ChatClient:
         self.url, self.model = self._http.url, model
         self.places = asyncio.Semaphore(parallel)
         """An attempt holds one from its first request to its end, or all would be begun before one is finished."""
-        self._told = False
         self._refused: ConfigError | None = None  # a refusal holds for all waiting requests too
         self.first: Callable[[str, str], str] = dict[str, str]().setdefault
         """(address and model, the name in an answer, gpt-4o-2024-08-06 where gpt-4o is asked) -> the first such name;
@@ -161,12 +160,10 @@ class ChatClient:
             raise ConfigError(f"{self.url} does not report how many tokens it wrote (`usage`), so no length is known")
         calls, message = choice.message.tool_calls or [], choice.message
         thought = message.reasoning_content or message.reasoning
-        if thought and not calls and not message.content and not self._told:
-            self._told = True
-            print(
-                f"warning: {self.url} gave an answer that is all reasoning and has no text, which counts as no answer; "
-                "if many are, the reasoning parser there is not made for this model",
-                file=sys.stderr,
+        if thought and not calls and not message.content:
+            tell_once(
+                f"{self.url} gave an answer that is all reasoning and has no text, which counts as no answer; if many "
+                "are, the reasoning parser there is not made for this model"
             )
         return ChatAnswer(
             text=message.content or "",

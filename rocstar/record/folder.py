@@ -11,12 +11,10 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,7 @@ from rocstar.record.atomic import half_written, sweep, write_atomic, write_json
 from rocstar.record.identity import git_state, hardware, versions
 from rocstar.record.journal import Journal, read_journal
 from rocstar.record.lock import locked
+from rocstar.support.exits import tell_once
 
 if TYPE_CHECKING:
     from rocstar.config.sections import Recipe
@@ -275,12 +274,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path} does not hold a JSON object")
     return value
-
-
-@cache
-def tell_once(sentence: str) -> None:
-    """Print on stderr, once per process."""
-    print(f"warning: {sentence}", file=sys.stderr)
 
 
 def numbered(name: str) -> Iterable[str]:

@@ -13,6 +13,7 @@ import stat
 import sys
 import unicodedata
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -178,3 +179,9 @@ def tell_without_fail() -> None:
                 raw = io.BufferedWriter(kind(number, "wb", closefd=False))
                 text = io.TextIOWrapper(raw, given.encoding, given.errors, line_buffering=True)
                 vars(sys).update({name: text, f"__{name}__": text})
+
+
+@cache
+def tell_once(sentence: str) -> None:
+    """Print on stderr, once per process."""
+    print(f"warning: {sentence}", file=sys.stderr)
