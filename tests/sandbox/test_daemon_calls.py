@@ -234,9 +234,9 @@ def test_its_end_leaves_no_process_no_folder_and_no_group(plan: str) -> None:
 @pytest.mark.parametrize("plan", [plan.name for plan in plans.PLANS])
 def test_files_of_a_slot_that_has_ended_are_removed_while_the_daemon_runs(plan: str) -> None:
     with daemon_of(plan, slots=1) as daemon:
-        daemon.begin("open('left', 'w').close()")
         daemon.cell("s", 1, "for n in range(300): open(f'left{n}', 'w').close()")
         daemon.end("s")
+        daemon.begin("open('left', 'w').close()")
         daemon.keepers()[0].kill()
         assert eventually(lambda: glob.glob(f"{daemon.workdirs}/*") == [])
 
