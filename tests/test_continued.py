@@ -122,6 +122,7 @@ def test_asked_twice_at_one_step_is_one_change(run: RunFolder) -> None:
         record(run, continued(run, 6, [f"stage.one.steps={steps}"], flag="--resume"))
     assert run.changes == [{"step": 6, "setting": "stage.one.steps", "was": 4, "now": 8}]
     assert not continued(run, 6, ["stage.one.steps=8"], flag="--resume").goes_on
+    assert continued(run, 6, ["run.fault_budget=0.5"], flag="--resume").recipe.run.fault_budget == 0.5
     assert [file.name for file in run.path.glob("pools/*")] == ["one.json"]  # two's was chosen by weights of step 6
 
 

@@ -38,7 +38,7 @@ from rocstar.support.plugins import copied, load, raised_by, run_in_daemon_threa
 from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 
 NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
-SECONDS = 60.0  # wall time of one call, waiting for the one before it included
+SECONDS = 60.0  # wall time of one call, without its wait for those before it
 TRL, VERL = "trl", "verl"
 SHOWN_CHARS = 80  # of a function's result, in a message
 OF_TEXTS = frozenset({"reward_model", "reward_spec"})
@@ -248,7 +248,9 @@ class RewardCalls:
     reward: Reward
     seconds: float = SECONDS
     """Wall time of one call; after it the attempt has no verdict, though the call still runs."""
+    _queue: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Also after a call whose waiter was cancelled."""
     _overdue: Future[Any] | None = field(default=None, init=False)
     """The last call that took too long."""
 
@@ -256,15 +258,15 @@ class RewardCalls:
         """The reward, or None for "undecided", and its parts. case: names the attempt. Raises VerifierUnavailable
         where the function raised, took too long or returned nan or inf, and ConfigError for what is not a number."""
         late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
-        if self._overdue is not None and not self._overdue.done():
-            raise late  # a hanging call would delay each later one as much
-        done = run_in_daemon_thread(lambda: self._called(problem, transcript), "reward")
-        try:
-            given, parts = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
-        except TimeoutError:
-            if self._overdue is None or self._overdue.done():  # queued calls are not the cause
+        async with self._queue:  # many groups of a step may end at once
+            if self._overdue is not None and not self._overdue.done():
+                raise late  # a hanging call would delay each later one as much
+            done = run_in_daemon_thread(lambda: self._called(problem, transcript), "reward")
+            try:
+                given, parts = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
+            except TimeoutError:
                 self._overdue = done
-            raise late from None
+                raise late from None
         message = f"{self.reward.name} gave {repr(given)[:SHOWN_CHARS]} as the reward of {case}"
         try:
             reward = None if given is None else number_of(given)
@@ -275,17 +277,14 @@ class RewardCalls:
         return reward, parts
 
     def _called(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
-        if not self._one_at_a_time.acquire(timeout=self.seconds):
-            raise TimeoutError
         try:
-            return self.reward(problem, transcript)
+            with self._one_at_a_time:
+                return self.reward(problem, transcript)
         except ConfigError as wrong:
             raise ConfigError(f"your reward function {self.reward.name} {wrong}") from wrong
         except BaseException as error:  # the user's code: SystemExit must not count as an answer either
             message = f"your reward function {self.reward.name} raised {raised_by(self.reward.function, error)}."
             raise VerifierUnavailable(message) from error
-        finally:
-            self._one_at_a_time.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from rocstar.record.journal import read_journal
 from rocstar.support.screen import plural
 from rocstar.support.weights import state_of
 
-PLACES = ("cluster.", "engine.", "run.stall_", "run.threads=")
+PLACES = ("cluster.", "engine.", "run.stall_", "run.threads=", "run.fault_budget=")
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
 """Keys that cannot change once a stage has begun: its data, and the origin of its optimizer state."""
 FILES = ("data.train_files", "data.test_files", "model.path")
@@ -67,7 +67,8 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
             better = f"give it to a stage, as stage.{names[-1]}.{given}, or " if names else ""
             raise ConfigError(
                 f"{flag} goes on with the settings of {run.name} and takes no {given!r}; {better}leave that out (only "
-                "stage.NAME.KEY of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY, run.threads"
+                "stage.NAME.KEY of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY, run.fault_budget, "
+                "run.threads"
                 f"{own and ' and '}{own.rstrip('=')} may change, and where files lie: {', '.join(FILES)}, run.modules)"
             )
     now = changed(was, [*settings, *moves], {})

@@ -1,6 +1,8 @@
 """Verifiers by name, and functions of other trainers as verifiers."""
 
+import asyncio
 import inspect
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,6 +67,16 @@ async def test_a_call_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPa
     found = await scores(load_reward(HERE + "moody"), cases, seconds=0.5)  # as long as in training
     assert [one.reward for one in found] == [1.0, None, None] and begun.call_count == 3
     assert [one.error for one in found] == ["", *[f"{HERE}moody gave no reward within 0.5 s."] * 2]
+
+
+async def test_the_wait_for_other_groups_is_no_part_of_a_calls_time() -> None:
+    def slow(solution_str: str, **_: Any) -> float:
+        time.sleep(0.3)
+        return 1.0
+
+    reward = RewardVerifier(Letters(), RewardCalls(reward_of("f", slow), seconds=1.0))
+    groups = await asyncio.gather(*(reward.verify_all([(problem("5"), attempt(turn("5")))]) for _ in range(4)))
+    assert all(isinstance(found, Outcome) for (found,) in groups)
 
 
 async def test_a_case_that_fails_loses_no_other_and_a_text_is_no_number() -> None:

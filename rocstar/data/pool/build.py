@@ -234,8 +234,9 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
         try:
             if isinstance(row, DataError):
                 raise row
-            columns = columns or _columns_of(row, section, f"{path}, line {line}", role)
             where = f"{path}, line {line}"
+            refuse_no_columns(row, where)
+            columns = columns or _columns_of(row, section, where, role)
             problem = _alone(problem_of(row, columns, where=where, source=section.name, line=line), where)
         except EmptyField as fault:
             drop_unread("empty", fault)
@@ -272,7 +273,6 @@ def _add_input(
 
 def _columns_of(row: Any, section: InputSection, where: str, role: str) -> ProblemColumns:
     """The columns that a config names, or those of the row's layout. Raises DataError."""
-    refuse_no_columns(row, where)
     needs_answer = role == "source"
     if section.question and (section.answer or not needs_answer):
         return ProblemColumns(layout="given", question=tuple(section.question), answer=section.answer)

@@ -139,14 +139,14 @@ def test_a_bad_row_stops_the_build_with_its_place_and_leaves_nothing(tmp_path: P
 
 
 def test_bad_rows_are_dropped_as_far_as_the_config_allows(tmp_path: Path) -> None:
-    config = pool(tmp_path, limits={"max_bad_rows": 2}, source=[{"name": "s", "path": "bad.jsonl"}])
+    config = pool(tmp_path, limits={"max_bad_rows": 3}, source=[{"name": "s", "path": "bad.jsonl"}])
     good = {"question": "What is it?", "answer": "5"}
     (tmp_path / "bad.csv").write_text("question,answer\nWhat is it?,5\nWhat, then,6\n")
     cells = build(config.model_copy(update={"source": [config.source[0].model_copy(update={"path": "bad.csv"})]}))
     assert (cells.total("bad_row"), cells.total("kept")) == (1, 1)
-    write(tmp_path / "bad.jsonl", good, "{broken\n", {**good, "answer": ["5"]}, {**good, "answer": ""})
+    write(tmp_path / "bad.jsonl", good, "{broken\n", {**good, "answer": ["5"]}, {**good, "answer": ""}, "null\n")
     sheet = build(config)
-    assert [sheet.total(fate) for fate in ("read", "bad_row", "empty", "kept")] == [4, 2, 1, 1]
+    assert [sheet.total(fate) for fate in ("read", "bad_row", "empty", "kept")] == [5, 3, 1, 1]
     assert "line 2" in rows_of(config, "dropped.jsonl")[0]["evidence"]
     with pytest.raises(DataError, match="line 3"):
         build(config.model_copy(update={"limits": config.limits.model_copy(update={"max_bad_rows": 1})}))
