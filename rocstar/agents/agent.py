@@ -117,7 +117,8 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
         if attempt is None:
             return listen.refusal(401, "no attempt under way has this key", "authentication_error")
         try:
-            body = listen.object_in(await listen.body_of(request, BODY_BYTES))
+            async with attempt.reading:
+                body = listen.object_in(await listen.body_of(request, BODY_BYTES))
             if name := request.path_params.get("name"):
                 return JSONResponse({"content": await listen.while_wanted(request, attempt.call(name, body))})
             return await _completed(request, attempt, body)

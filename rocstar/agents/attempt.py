@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FIRST_LOOK_SECONDS = LATE_SECONDS  # after a request was given up: the fleet has looked since, or knows it is late
+MOST_CALLS = 1000  # of the run's tools: it keeps the results of all, and an agent's clock stands while one is made
 LOOK_SECONDS = 0.1  # between two checks for progress on a request that an agent has given up
 
 
@@ -73,8 +74,10 @@ class AgentAttempt:
         """The most tokens of a conversation."""
         self._said = Conversations(roller.conversation, name)
         self._seen: Counter[tuple[int, ...]] = Counter()
-        self._requests = self._calls = 0
+        self._requests = self._calls = self._runs = 0
         self._own_call = asyncio.Lock()
+        self.reading = asyncio.Lock()
+        """Bodies are read one at a time: the run keeps them in its memory until they are complete."""
         self.asking: dict[asyncio.Task[Any], float] = {}
         """Requests that the run is answering, and since when the agent no longer waits for each; inf: it waits."""
         self.ends, self.since = inf, 0.0
@@ -109,6 +112,10 @@ class AgentAttempt:
         found = self._tools.get(tool)
         if found is None:
             raise DataError(f"there is no tool named {tool!r}; the tools are: {', '.join(self._tools) or 'none'}")
+        if self._runs >= MOST_CALLS:
+            self.stop, self.refused = Stop.MAX_TURNS, True
+            raise AttemptOver(f"the attempt has made the {MOST_CALLS} calls that it may make")
+        self._runs += 1
         tool_call = ToolCall(id=f"call_{self._calls}", tool=tool, arguments=arguments, raw="")
         self._calls += 1
         return await self._held(self._called(found, tool_call))

@@ -171,7 +171,7 @@ async def test_an_aborted_completion_is_a_fault_and_no_turn() -> None:
     assert made_by(one).stop is Stop.ENVIRONMENT_FAILED
 
 
-async def test_limits_end_an_attempt_and_say_so() -> None:
+async def test_limits_end_an_attempt_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     one = attempt(Told(["a"] * 5), max_turns=1)
     await ask(one, messages=[user("q")])
     refused = await ask(one, messages=[user("again")])
@@ -183,6 +183,29 @@ async def test_limits_end_an_attempt_and_say_so() -> None:
     assert cut["choices"][0]["finish_reason"] == "length" and made_by(short).stop is Stop.MAX_TOKENS
     more = await ask(short, messages=[user("w" * 400)])
     assert "rollout.max_response_tokens leaves room for" in more["error"]["message"]
+
+    monkeypatch.setattr("rocstar.agents.attempt.MOST_CALLS", 2)  # the run keeps all results
+    busy = attempt(Told(["a"]), ScriptedTool({"1": "5\n"}))
+    told = [await ask(busy, "/v1/tools/python", code="1") for _ in range(3)]
+    assert [*told[2]] == ["type", "error"] and "has made the 2 calls" in told[2]["error"]["message"]
+    assert made_by(busy).stop is Stop.MAX_TURNS
+
+
+async def test_an_attempt_has_one_unfinished_body_in_the_memory_of_the_run() -> None:
+    """Sixty-four connections held two gigabytes."""
+    gateway, one = Gateway(), attempt(Told([]))
+    async with gateway.opened(one) as key:
+        head = f"POST /v1/tools/x HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-length: 2\r\n\r\n{{"
+        links = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2)]
+        for _, end in links:
+            end.write(head.encode())
+            await asyncio.sleep(0.1)
+        links[1][1].write(b"}")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(links[1][0].readline(), 0.2)
+        links[0][1].close()
+        assert await links[1][0].readline() == b"HTTP/1.1 400 Bad Request\r\n"
+        links[1][1].close()
 
 
 @pytest.mark.parametrize("answered", [0, 1])

@@ -53,6 +53,9 @@ SWEEP_PAUSE = 0.001  # for killed processes to end
 IDLE_CPU_SECONDS = 1.0  # for threads between two cells; beyond it they are stopped until the next one
 MAX_PRELOADED_BYTES = 2**31  # copied in addition to a session's own memory
 START_SECONDS = 10.0  # for a notebook to pack its files, or to become a copy; it takes milliseconds
+KILLED = Response(id="", outcome=ProgramOutcome.SIGNAL, signal="SIGKILL")
+BY_ITSELF = "the session's process ended by itself after its last cell; this cell was not run\n"
+GONE = Response(id="", outcome=ProgramOutcome.EXIT_NONZERO, exit_code=1, stderr=BY_ITSELF, state_lost=True)
 SWEEP_SECONDS = 2.0  # a hostile program may fork faster than its processes are found; then the session ends
 
 
@@ -71,6 +74,10 @@ class NotebookSession:
     """Cells run so far."""
     forked = 0
     """Branches made from it."""
+    ended = False
+    """Its process has ended between two cells, by itself."""
+    shortages = (0, 0)
+    """`Shortages.counts` at the end of its last cell."""
 
     def __init__(self, name: str, code: str, limits: Limits, owner: int) -> None:
         """code: its first cell, which decides its tier. owner: `wire.caller_of` that cell."""
@@ -256,7 +263,9 @@ class Sessions:
     def start(self, session: NotebookSession, cell: Queued) -> None:
         """Run a cell whose turn has come in the session's slot, which is started first if there is none."""
         session.free = False
-        if cell.call.branches:
+        if session.ended:
+            self.done(session, cell, structs.replace(GONE, id=cell.call.id))
+        elif cell.call.branches:
             self.pools.spawn(self.fork(session, cell))
         elif session.pipes is not None:
             self.run(session, cell)
@@ -392,8 +401,12 @@ class Sessions:
             raise SandboxDown(f"a branch did not start: {response and (response.message or response.outcome)}")
 
     def process_ended(self, session: NotebookSession, ended: Ended | None) -> None:
+        """Between two cells: a process that its own threads or timers have ended is no loss of the service."""
+        assert session.worker is not None
         if session.run is not None:
             session.run.on_ended(ended)
+        elif (ended or session.worker.group.killed()) and not session.worker.blamed(KILLED, session.shortages):
+            session.ended, session.notebook = True, 0
         else:
             self.end(session)
 
@@ -408,7 +421,7 @@ class Sessions:
     def set_free(self, session: NotebookSession) -> None:
         """From now on the session waits for its next cell."""
         if session.run is not None:
-            session.notebook = session.run.notebook
+            session.notebook, session.shortages = session.run.notebook, session.run.worker.shortages.counts
         session.cpu_seconds = watch.cpu_seconds(session.notebook)
         session.used, session.free, session.run = time.monotonic(), True, None
 

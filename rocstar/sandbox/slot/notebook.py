@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import resource
+import select
 import signal
 import sys
 from contextlib import suppress
@@ -38,6 +39,7 @@ class Notebook:
     def serve(self) -> NoReturn:
         """Answer cells until control closes."""
         while True:
+            self.wait()
             task = channel.receive(self.control)
             if not isinstance(task, channel.Fork):
                 head, tail = self.answer(task)
@@ -51,6 +53,15 @@ class Notebook:
                 channel.send_report(self.control, head, tail)
             except OSError:  # the cell has closed control, or the session is over: report the status alone
                 os._exit(int(str(head["status"])))
+
+    def wait(self) -> None:
+        """Until there is something to receive. What handlers of a cell raise meanwhile ends nothing, as in Jupyter."""
+        waiting = select.poll()
+        waiting.register(self.control, select.POLLIN)
+        while True:
+            with suppress(BaseException):
+                waiting.poll()
+                return
 
     def answer(self, cell: channel.CellPayload) -> tuple[dict[str, object], list[bytes]]:
         """Run a cell; return its report. SIGINT raises an exception meanwhile, the cell's failure if uncaught."""
