@@ -1,6 +1,6 @@
 """Verifiers by name, and a user's own reward function as one: `evaluate.verifier = "package.module:function"`, in TRL's
 batch signature or verl's per-sample one. The function is the user's own code: it runs in this process, off the event
-loop, one call at a time and without a sandbox.
+loop and without a sandbox; a plain one one call at a time, an `async def` up to MOST_AT_ONCE at once.
 
     def right(completions, answer, **columns):                         # TRL: one completion a call, columns as lists
     def right(data_source, solution_str, ground_truth, extra_info):    # verl: without a list around what it returns
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
 from itertools import pairwise
@@ -34,11 +35,12 @@ from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
-from rocstar.support.plugins import copied, load, raised_by, run_in_daemon_thread
+from rocstar.support.plugins import copied, load, own_loop, raised_by, run_in_daemon_thread
 from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 
 NAMES = ("boxed", "boxed_strict", "boxed_text", "tool_output")
 SECONDS = 60.0  # wall time of one call, without its wait for those before it
+MOST_AT_ONCE = 64  # calls of an async function, which may ask a judge that needs seconds
 TRL, VERL = "trl", "verl"
 SHOWN_CHARS = 80  # of a function's result, in a message
 OF_TEXTS = frozenset({"reward_model", "reward_spec"})
@@ -131,14 +133,15 @@ class Reward:
     columns: Sequence[str] = ()
     """Columns of the data that it requires: parameters of TRL's signature without a default."""
 
-    def __call__(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
-        """`reward_in` of its result for one attempt. Raises the function's own errors, and ConfigError, a message to
-        follow its name, if it returned no reward."""
+    @property
+    def is_async(self) -> bool:
+        return any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__)))
+
+    def __call__(self, problem: Problem, transcript: Transcript) -> Any:
+        """What the function returns for one attempt, for `reward_in`; a coroutine if it is async. Raises the function's
+        own errors."""
         columns = self.arguments(problem, transcript)
-        given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
-        if inspect.iscoroutine(given):
-            given = asyncio.run(given)
-        return reward_in(given, self.signature)
+        return self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
 
     def arguments(self, problem: Problem, transcript: Transcript) -> dict[str, Any]:
         """All arguments that it may take, by name: in TRL's signature columns of one row, whose own names win."""
@@ -243,29 +246,35 @@ def reward_in(given: Any, signature: str) -> tuple[Any, RewardParts]:
 
 @dataclass
 class RewardCalls:
-    """Calls a reward function as training does: off the event loop, one call at a time, each within a time limit."""
+    """Calls a reward function as training does: off the event loop, each call within a time limit."""
 
     reward: Reward
     seconds: float = SECONDS
     """Wall time of one call; after it the attempt has no verdict, though the call still runs."""
-    _queue: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _places: asyncio.Semaphore = field(init=False)
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False)
     """Also after a call whose waiter was cancelled."""
     _overdue: Future[Any] | None = field(default=None, init=False)
-    """The last call that took too long."""
+    """The last call of a plain function that took too long."""
+
+    def __post_init__(self) -> None:
+        self._places = asyncio.Semaphore(MOST_AT_ONCE if self.reward.is_async else 1)
 
     async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> tuple[float | None, RewardParts]:
         """The reward, or None for "undecided", and its parts. case: names the attempt. Raises VerifierUnavailable
         where the function raised, took too long or returned nan or inf, and ConfigError for what is not a number."""
         late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
-        async with self._queue:  # many groups of a step may end at once
+        async with self._places:  # many groups of a step may end at once
             if self._overdue is not None and not self._overdue.done():
                 raise late  # a hanging call would delay each later one as much
-            done = run_in_daemon_thread(lambda: self._called(problem, transcript), "reward")
+            if self.reward.is_async:
+                done = asyncio.run_coroutine_threadsafe(self._awaited(problem, transcript), own_loop())
+            else:
+                done = run_in_daemon_thread(lambda: self._called(problem, transcript), "reward")
             try:
                 given, parts = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
             except TimeoutError:
-                self._overdue = done
+                self._overdue = None if self.reward.is_async else done
                 raise late from None
         message = f"{self.reward.name} gave {repr(given)[:SHOWN_CHARS]} as the reward of {case}"
         try:
@@ -277,9 +286,21 @@ class RewardCalls:
         return reward, parts
 
     def _called(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
+        with self._one_at_a_time, self._blamed():
+            given = self.reward(problem, transcript)
+            if inspect.iscoroutine(given):  # of a function that does not say that it is async
+                given = asyncio.run(given)
+            return reward_in(given, self.reward.signature)
+
+    async def _awaited(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
+        with self._blamed():
+            return reward_in(await self.reward(problem, transcript), self.reward.signature)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """What the function raises, or returns in another shape, is told with its name."""
         try:
-            with self._one_at_a_time:
-                return self.reward(problem, transcript)
+            yield
         except ConfigError as wrong:
             raise ConfigError(f"your reward function {self.reward.name} {wrong}") from wrong
         except BaseException as error:  # the user's code: SystemExit must not count as an answer either
@@ -360,7 +381,8 @@ class RewardVerifier:
         """VerifierUnavailable where the function raised, took too long or returned nan or inf. Raises ConfigError for a
         result that is not a number, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
         cut = [counts_as_cut(trajectory, self.truncated) for _, trajectory in attempts]
-        return [await self._verify(*attempt, is_cut) for attempt, is_cut in zip(attempts, cut, strict=True)]
+        judged = (self._verify(*attempt, is_cut) for attempt, is_cut in zip(attempts, cut, strict=True))
+        return await asyncio.gather(*judged)
 
     async def _verify(self, problem: Problem, trajectory: Trajectory, is_cut: bool) -> Outcome | VerifierUnavailable:
         """A cut attempt is wrong and earns at most 0, but the function is still called: if wrong answers get a negative

@@ -10,6 +10,7 @@ raises while it is imported is kept as the cause.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib
 import inspect
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import cache
 from importlib.machinery import PathFinder
 from itertools import accumulate
 from pathlib import Path
@@ -247,3 +249,12 @@ def run_in_daemon_thread(call: Callable[[], Any], name: str) -> Future[Any]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return done
+
+
+@cache
+def own_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of the user's coroutines, in a daemon thread. There is one, because the clients that they keep
+    belong to a loop; what blocks in it blocks nothing of ours."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="own coroutines", daemon=True).start()
+    return loop

@@ -79,6 +79,27 @@ async def test_the_wait_for_other_groups_is_no_part_of_a_calls_time() -> None:
     assert all(isinstance(found, Outcome) for (found,) in groups)
 
 
+def test_an_async_function_judges_all_attempts_at_once_on_one_loop_for_the_clients_that_it_keeps() -> None:
+    """They were asked one after the other, each on a loop of its own, where a kept client was of a closed one."""
+    loops, all_there = list[asyncio.AbstractEventLoop](), asyncio.Event()
+
+    async def judge(completions: list[str], **_: Any) -> list[float]:
+        loops.append(asyncio.get_running_loop())
+        if len(loops) == 5:
+            all_there.set()
+        await all_there.wait()
+        if completions == ["4"]:
+            raise SystemExit(3)
+        return [1.0]
+
+    reward = reward_of("judge", judge)
+    asked = [(problem("5"), attempt(turn(text))) for text in "54555"]
+    for _ in range(2):
+        found = asyncio.run(RewardVerifier(Letters(), RewardCalls(reward)).verify_all(asked))
+        assert [isinstance(one, Outcome) for one in found] == [True, False, True, True, True]
+    assert len(loops) == 10 and len(set(loops)) == 1
+
+
 async def test_a_case_that_fails_loses_no_other_and_a_text_is_no_number() -> None:
     def odd(solution_str: str, **_: Any) -> Any:
         if solution_str == "4":
