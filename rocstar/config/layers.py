@@ -145,11 +145,12 @@ def key_of(setting: str) -> str:
 
 def _check_entry(text: str, kind: str, keys: tuple[str, ...], table: Table) -> None:
     if len(keys) < 2:
-        raise ConfigError(f"override {text!r}: a {kind} is addressed as {kind}.NAME.key=value")
+        raise ConfigError(f"override {text!r}: each {kind} is addressed as {kind}.NAME.key=value")
     if named(table.get(kind), keys[0]) is None:
         known = [entry["name"] for entry in table.get(kind, [])]
         close = difflib.get_close_matches(keys[0], known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+        none = f"none; write a [[{kind}]] of that name into a recipe"
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or none}"
         raise ConfigError(f"override {text!r}: the recipe has no {kind} {keys[0]!r}; {hint}")
 
 

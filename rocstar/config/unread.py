@@ -85,7 +85,7 @@ RULES = (
         agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark or it.rollout.environment),
     ),
     Rule(
-        "evaluate.every_steps evaluate.attempts evaluate.temperature",
+        "evaluate.every_steps evaluate.attempts evaluate.temperature evaluate.greedy",
         "evaluate.problems",
         lambda it: it == 0,
         agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark),
@@ -143,6 +143,21 @@ def unread(recipe: Recipe) -> Iterator[Unread]:
             )
             names: list[Keys] = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
             yield names, [("stage", stage, "steps")], reason
+    for short, ending, needed in _late_rules(recipe.stage):
+        reason = (
+            f"is first looked at after {needed} steps (end.window is {short.end.window}) and stage {short.name} makes "
+            f"{short.steps}; lower end.window, raise stage.{short.name}.steps, or set it for other stages alone"
+        )
+        yield [("end", ending), ("stage", short.name, "end", ending)], [("stage", short.name, "steps")], reason
+
+
+def _late_rules(stages: Sequence[Stage]) -> Iterator[tuple[RlStage, str, int]]:
+    """(stage, rule of its end, steps without which the rule never holds), where the stage makes fewer."""
+    for stage in (stage for stage in stages if isinstance(stage, RlStage) and stage.steps):
+        window = stage.end.window
+        for rule, needed in (("solved_share", window), ("reward_loss", window + 1), ("reward_gain", 2 * window)):
+            if getattr(stage.end, rule) not in (None, -1) and stage.steps < needed:  # -1: never flat
+                yield stage, rule, needed
 
 
 def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:

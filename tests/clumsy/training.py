@@ -90,7 +90,7 @@ LIMITS = [
         "GB ... lower rollout.kv_tokens",
         model_config(max_position_embeddings=512),
     ),
-    tiny("engine.e.count=2", "the recipe has no engine 'e' ... there are none"),
+    tiny("engine.e.count=2", "the recipe has no engine 'e'; there are none; write a [[engine]]"),
     tiny("model.vocab_size=3", "model.vocab_size 3 ... set it to at least"),
     tiny("sandbox.preload=nosuchmodule", "'nosuchmodule' ... remove it"),
     tiny("'sandbox.preload=no such'", "'no such' ... remove it"),
