@@ -137,7 +137,8 @@ def app_of(find: Callable[[str], AgentAttempt | None]) -> Starlette:
 
     paths = ("/v1/tools/{name}", *WIRES)
     posts = [Route(path, answered, methods=["POST"]) for path in paths]
-    return Starlette(routes=[Route("/v1/models", listen.models_of(MODEL), methods=["GET"]), *posts])
+    models = Route("/v1/models", listen.models_of(MODEL), methods=["GET"])
+    return Starlette(routes=[models, *posts], exception_handlers={404: listen.unknown_path})
 
 
 async def _completed(request: Request, attempt: AgentAttempt, body: Body) -> Response:

@@ -44,6 +44,7 @@ from rocstar.support.listen import (
     models_of,
     quiet_server,
     refusal,
+    unknown_path,
     url_of,
     while_wanted,
 )
@@ -113,7 +114,8 @@ def app_of(agent: Agent) -> Starlette:
             Route("/v1/models", models),
             Route("/v1/chat/completions", complete, methods=["POST"]),
             Route("/health", health),
-        ]
+        ],
+        exception_handlers={404: unknown_path},
     )
 
 

@@ -110,6 +110,12 @@ def refusal(status: int, message: str, kind: str) -> Response:
     return JSONResponse({"type": "error", "error": fields}, status_code=status)
 
 
+async def unknown_path(request: Request, error: Exception) -> Response:
+    """Refuse a path that the application does not have."""
+    paths = " and ".join(route.path for route in request.app.routes)
+    return refusal(404, f"there is no {request.url.path} here; this server has {paths}", "not_found_error")
+
+
 def models_of(name: str) -> Response:
     """The list of models of a server that has one."""
     model = {"id": name, "object": "model", "created": 0, "owned_by": "rocstar"}

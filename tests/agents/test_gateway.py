@@ -379,6 +379,8 @@ async def test_the_address_is_there_while_attempts_are() -> None:
             found = await http.post(url, json={"messages": [user("q")]}, headers=sent)
             assert found.json()["choices"][0]["message"]["content"] == text
         assert (await http.get(f"{gateway.origin}/v1/models")).json()["data"][0]["id"] == "policy"
+        lost = await http.post(f"{gateway.origin}/v1/messages/count_tokens", json={})
+        assert lost.status_code == 404 and "no /v1/messages/count_tokens here" in lost.json()["error"]["message"]
     with pytest.raises(httpx.ConnectError):
         async with httpx.AsyncClient() as http:
             await http.get(f"{gateway.origin}/v1/models")

@@ -134,6 +134,13 @@ async def test_what_cannot_be_obeyed_is_refused_in_a_sentence(change: dict[str, 
     assert said in response.json()["error"]["message"]
 
 
+async def test_a_path_that_is_not_there_is_refused_with_those_that_are() -> None:
+    async with client_of(agent_over(Piecewise([]))) as client:
+        response = await client.post("/v1/completions", json={"prompt": "1"})
+    said = "there is no /v1/completions here; this server has /v1/models and /v1/chat/completions and /health"
+    assert (response.status_code, response.json()["error"]["message"]) == (404, said)
+
+
 async def test_a_conversation_that_the_template_cannot_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise ConfigError("no question can follow")
