@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -224,7 +225,7 @@ STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J \u202eevil"
 
 
 def test_nothing_that_a_model_or_a_program_says_steers_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
     screen, progress, results = screens(Terminal())
@@ -233,7 +234,14 @@ def test_nothing_that_a_model_or_a_program_says_steers_the_terminal(
     shown = {"before": {"question": "4?", "text": STEERING, "verdict": "wrong"}}
     screen.summary({**failed, "summary": {"accuracy_before": None}, "transcripts": shown})
     assert cli.run(["runs", "show", STEERING]) != 0
-    told = (progress.getvalue(), results.getvalue(), capsys.readouterr().err)
+    tables = (screens(Terminal()), screens(Terminal()))
+    tables[0][0].runs([{"name": STEERING, "broken": STEERING, "sweep": None}])
+    tables[1][0].evaluations([{"evaluation": STEERING, "broken": STEERING}])
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": STEERING, "answer": "1", STEERING: 1}))
+    errors = capsys.readouterr().err
+    cli.run(["data", "check", str(tmp_path / "rows.jsonl")])
+    checked = capsys.readouterr().out
+    told = (progress.getvalue(), results.getvalue(), errors, checked, *(one.getvalue() for *_, one in tables))
     assert [
         text for text in told if "evil" not in text or "\x1b]" in text or "\x1b[2J" in text or "\u202e" in text
     ] == []

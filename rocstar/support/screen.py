@@ -187,9 +187,9 @@ class Screen:
             more = f"{len(earlier) - NAMED} more, " if len(earlier) > NAMED else ""
             also = ", ".join(f"@{one['evaluation'].partition('@')[2]}" for one in earlier[-NAMED:])
             figure = row.get("accuracy")
-            shown = f"cannot be read: {row['broken']}" if "broken" in row else _whole_figure(figure, percent)
+            shown = visible(f"cannot be read: {row['broken']}") if "broken" in row else _whole_figure(figure, percent)
             problems = figure.get("n") if isinstance(figure, Mapping) else None
-            table.add_row(row["evaluation"], shown, f"{problems or ''}", more + also)
+            table.add_row(visible(row["evaluation"]), shown, f"{problems or ''}", more + also)
         self._print(table)
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -198,14 +198,14 @@ class Screen:
         table = _table("run", *(["sweep"] if swept else []), "started", "state", "steps", "accuracy before", "after")
         for row in rows:
             if "broken" in row:
-                table.add_row(row["name"], *([""] if swept else []), "", "broken")
+                table.add_row(visible(row["name"]), *([""] if swept else []), "", "broken")
                 continue
             done, steps = (sum(stage[key] for stage in row["stages"]) for key in ("done", "steps"))
             of = f"{done}" if row["finished"] else f"{done}/{steps}"  # a stage may end early by its rule
             accuracies = [_value(row["summary"].get(f"accuracy_{when}"), percent) for when in ("before", "after")]
             started = (row["started"] or "")[:16].replace("T", " ")
             of_sweep = [row["sweep"] or ""] if swept else []
-            table.add_row(row["name"], *of_sweep, started, row["state"], of, *accuracies)
+            table.add_row(visible(row["name"]), *of_sweep, started, row["state"], of, *accuracies)
         self._print(table)
         for row in rows:
             if "broken" in row:
@@ -221,7 +221,7 @@ class Screen:
             name = ", ".join(f"{key} = {value}" for key, value in row["settings"].items()) or "all runs"
             finished = f"{row['finished']} of {len(row['runs'])}"
             for figure in row["figures"] or [None]:
-                table.add_row(name, finished, *_over_runs(figure))
+                table.add_row(visible(name), finished, *_over_runs(figure))
                 name = finished = ""
         self._print(table, "over runs, which differ in their seeds; gain: after less before")
 

@@ -202,7 +202,10 @@ def test_an_interrupt_between_cells_is_ignored(own: Daemon) -> None:
 @pytest.mark.parametrize("kept", [True, False], ids=["a handler raises", "a thread ends it"])
 def test_what_a_cell_left_running_between_cells_is_no_loss_of_the_service(own: Daemon, kept: bool) -> None:
     """The next cell was lost, and run again after the earlier ones, or its attempt failed for no fault of ours."""
-    own.cell("left", 1, f"""
+    own.cell(
+        "left",
+        1,
+        f"""
 import os, signal, threading
 x = []
 def ends(*_):
@@ -211,7 +214,8 @@ def ends(*_):
 signal.signal(signal.SIGALRM, ends)
 signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01 * {kept})
 threading.Timer(0.01, {kept} or os._exit, [0]).start()
-""")
+""",
+    )
     assert eventually(lambda: not own.programs(), seconds=0.2 if kept else 60.0) is not kept
     response = own.cell("left", 2, "signal.setitimer(signal.ITIMER_REAL, 0); len(x) > 1")
     assert (response.value, response.state_lost, response.outcome == "ok") == ("True" if kept else None, not kept, kept)

@@ -227,6 +227,7 @@ HOSTILE = {
     "who does not wait": "p.pause = lambda control, message: os.write(control, message) and False",
     "who waits forever": "p.pause = lambda control, message: time.sleep(60)",
     "who dies": "p.pause = lambda control, message: os._exit(0)",
+    "whose branches die": "os.register_at_fork(after_in_child=lambda: os._exit(0))",
     "who packs rubbish": "files.pack = lambda folder, fd: os.write(fd, b'\\xff' * 99) and ''",
     "who packs paths outside": """
 import marshal
@@ -258,6 +259,7 @@ def test_a_hostile_notebook_harms_its_own_fork_only(daemon: Daemon, what: str) -
     begin(daemon, "other", "x = 1")
     begin(daemon, "evil", MODULES + HOSTILE[what])
     response = fork(daemon, "evil", "evil.1", wall_seconds=2.0)
+    assert isinstance(response.outcome, ProgramOutcome)  # its own doing, no outage
     if response.outcome is OK:  # what became a copy is behind walls of its own
         daemon.answer(daemon.submit("1", session="evil.1", cell=2)) if what == "who does not wait" else None
     else:

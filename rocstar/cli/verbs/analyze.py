@@ -45,7 +45,7 @@ def analyze(
     from rocstar.analysis.report import analyse
     from rocstar.analysis.screen import page
     from rocstar.analysis.sources import find_source
-    from rocstar.support.exits import need
+    from rocstar.support.exits import need, visible
     from rocstar.support.screen import Screen
 
     if pictures is not None:
@@ -75,13 +75,13 @@ def analyze(
     if as_json:
         print_json({"reports": reports})
     else:
-        print("\n\n\n".join(map(page, reports)))
+        print(visible("\n\n\n".join(map(page, reports))))
 
 
 def _swap(names: list[str], runs: Path, *, as_json: bool, others: bool) -> None:
     """Raises ConfigError where there are no attempts with the weights that made them."""
     from rocstar.errors import ConfigError
-    from rocstar.support.exits import need
+    from rocstar.support.exits import need, visible
 
     if others:
         raise ConfigError("--swap is an analysis of its own; leave --entropy, --every and --pictures out")
@@ -94,7 +94,7 @@ def _swap(names: list[str], runs: Path, *, as_json: bool, others: bool) -> None:
     else:
         from rocstar.analysis.screen import swap_page
 
-        print("\n\n".join(map(swap_page, found)))
+        print(visible("\n\n".join(map(swap_page, found))))
 
 
 def _tokens_of(source: Source, entropy: bool) -> tuple[Piece | None, Entropies | None]:

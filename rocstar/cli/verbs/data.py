@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stoppable, write
-from rocstar.support.exits import OK, USAGE
+from rocstar.support.exits import OK, USAGE, visible
 from rocstar.support.signals import terminated_as_interrupted
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def check_problems(
             held_out,
         )
     lines = (f"{line}\n" for line in _report_lines(report))
-    print_json(report.as_json()) if as_json else write(sys.stdout, "".join(lines))
+    print_json(report.as_json()) if as_json else write(sys.stdout, visible("".join(lines)))
     raise typer.Exit(USAGE if report.findings["bad"].rows or report.columns is None else OK)
 
 

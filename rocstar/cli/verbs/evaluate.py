@@ -102,7 +102,7 @@ def compare(
     if as_json:
         print_json(result)
     else:
-        print(_comparison(result))
+        print(visible(_comparison(result)))
 
 
 def _comparison(result: Mapping[str, Any]) -> str:
@@ -147,5 +147,5 @@ def _problems(table: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _start(question: str) -> str:
-    text = visible(" ".join(question.split()))
+    text = " ".join(question.split())
     return text if len(text) <= QUESTION else f"{text[: QUESTION - 3]}..."

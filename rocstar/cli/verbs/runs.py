@@ -149,7 +149,7 @@ def compare(
         "metrics": metrics_side_by_side(first, second, metric or ()),
         "evaluations": list(_paired(first, second)),
     }
-    print_json(result) if as_json else print("\n".join(_compared(result)))
+    print_json(result) if as_json else print(visible("\n".join(_compared(result))))
 
 
 def _paired(a: RunFolder, b: RunFolder) -> Iterator[dict[str, Any]]:

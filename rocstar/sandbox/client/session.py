@@ -98,7 +98,7 @@ class Session:
             try:
                 response = await self._run_one(call, tuple(branch.name for branch in branches))
                 if response.outcome is not ProgramOutcome.OK:
-                    kind = ForkRefused if response.outcome is ProgramOutcome.REJECTED else SandboxDown
+                    kind = SandboxDown if isinstance(response.outcome, ServiceOutcome) else ForkRefused
                     raise kind(response.message or f"the session was not forked ({response.outcome})")
             except BaseException:
                 for branch in branches:

@@ -358,6 +358,8 @@ class Sessions:
             response = await waits
             if response is None or response.outcome is not ProgramOutcome.OK:
                 return response or fault(call.id, "its slot died")
+            if response.state_lost:
+                return structs.replace(GONE, id=call.id)
             session.run = cell.run = None  # from now on a cancellation is answered at once
             try:
                 await asyncio.to_thread(snapshot.take, session.limits.memory_bytes + MAX_PRELOADED_BYTES)
@@ -395,10 +397,10 @@ class Sessions:
         self.run_in(session, call, Branch(session.seed), ready.set_result)
         response = await ready
         self.set_free(session)
-        if response is not None and response.outcome is ProgramOutcome.REJECTED:
-            raise ForkRefused(response.message)
-        if response is None or response.outcome is not ProgramOutcome.OK:
+        if response is None or isinstance(response.outcome, ServiceOutcome):
             raise SandboxDown(f"a branch did not start: {response and (response.message or response.outcome)}")
+        if response.state_lost or response.outcome is not ProgramOutcome.OK:
+            raise ForkRefused(response.message or f"a branch ended as it began ({response.outcome})")
 
     def process_ended(self, session: NotebookSession, ended: Ended | None) -> None:
         """Between two cells: a process that its own threads or timers have ended is no loss of the service."""
