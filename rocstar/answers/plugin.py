@@ -137,6 +137,11 @@ class Reward:
     def is_async(self) -> bool:
         return any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__)))
 
+    @property
+    def at_once(self) -> int:
+        """Calls under way, at most."""
+        return MOST_AT_ONCE if self.is_async else 1
+
     def __call__(self, problem: Problem, transcript: Transcript) -> Any:
         """What the function returns for one attempt, for `reward_in`; a coroutine if it is async. Raises the function's
         own errors."""
@@ -258,7 +263,7 @@ class RewardCalls:
     """The last call of a plain function that took too long."""
 
     def __post_init__(self) -> None:
-        self._places = asyncio.Semaphore(MOST_AT_ONCE if self.reward.is_async else 1)
+        self._places = asyncio.Semaphore(self.reward.at_once)
 
     async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> tuple[float | None, RewardParts]:
         """The reward, or None for "undecided", and its parts. case: names the attempt. Raises VerifierUnavailable
@@ -323,16 +328,22 @@ class Scored:
 async def scores(reward: Reward, cases: Iterable[Case], seconds: float = SECONDS) -> list[Scored]:
     """The function's reward for each case. A call that hangs can't be ended, so the cases after it are
     not asked."""
-    calls, found = RewardCalls(reward, seconds), []
-    for case in cases:
-        given, parts, error, started = None, RewardParts(), "", time.perf_counter()
-        try:
-            given, parts = await calls.reward_of(_problem_of(case), Transcript.of_text(case.text), f"line {case.line}")
-        except (ConfigError, VerifierUnavailable) as failure:
-            error = str(failure)
-        spent = 1000 * (time.perf_counter() - started)
-        found.append(Scored(case=case, reward=given, parts=parts, error=error, milliseconds=spent))
-    return found
+    calls = RewardCalls(reward, seconds)
+    places = asyncio.Semaphore(reward.at_once)
+
+    async def scored(case: Case) -> Scored:
+        given, parts, error = None, RewardParts(), ""
+        async with places:
+            started = time.perf_counter()
+            try:
+                said = Transcript.of_text(case.text)
+                given, parts = await calls.reward_of(_problem_of(case), said, f"line {case.line}")
+            except (ConfigError, VerifierUnavailable) as failure:
+                error = str(failure)
+            spent = 1000 * (time.perf_counter() - started)
+        return Scored(case=case, reward=given, parts=parts, error=error, milliseconds=spent)
+
+    return await asyncio.gather(*map(scored, cases))
 
 
 def failures_on_answer(name: str, folders: Sequence[Path | str], problem: Problem) -> Iterator[str]:
