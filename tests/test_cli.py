@@ -387,6 +387,7 @@ def test_a_command_that_can_start_no_thread_ends_in_a_sentence(
     with pytest.raises(SystemExit, match=str(exits.NOT_READY)):
         cli.main()
     assert "raise the limit of this user (ulimit -u)" in capsys.readouterr().err
+    assert signal.set_wakeup_fd(-1) == -1, "what signals wrote to is closed, and forgotten"
 
 
 @pytest.mark.parametrize("verb", ["train", "sft"])

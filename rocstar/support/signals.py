@@ -27,13 +27,13 @@ def heard(act: Callable[[int], None]) -> Iterator[None]:
     nest. Must be entered by the main thread."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_hear, args=(reading, act), name="signals", daemon=True).start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        writing.close()  # the thread reads its end
+    with writing:  # the thread reads its end
+        threading.Thread(target=_hear, args=(reading, act), name="signals", daemon=True).start()
+        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def _hear(reading: socket.socket, act: Callable[[int], None]) -> None:
