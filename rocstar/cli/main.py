@@ -364,12 +364,12 @@ def _material(recipe: Recipe, rows: Set[str] | None, dry_run: bool) -> Material:
     from rocstar.run.material import read_material
     from rocstar.support.screen import Screen
 
-    began = time.monotonic()
-
-    def reading() -> str:
-        return f"reading the data and counting the tokens of its prompts for {time.monotonic() - began:.0f} s"
-
-    with stoppable(NOTHING_YET), Screen() as screen, screen.never_silent(reading):
+    reading, began = "reading the data and counting the tokens of its prompts", time.monotonic()
+    with (
+        stoppable(NOTHING_YET),
+        Screen() as screen,
+        screen.never_silent(lambda: f"{reading} for {time.monotonic() - began:.0f} s"),
+    ):
         material = read_material(recipe, rows=rows)
         if not dry_run:
             refuse_weak_sandbox(recipe.cluster, recipe.sandbox)
