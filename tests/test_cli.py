@@ -165,8 +165,12 @@ def test_sft_carries_out_only_the_cold_start(monkeypatch: pytest.MonkeyPatch) ->
     assert carried_out == ["cold"]
 
 
-def test_a_dry_run_prints_what_differs_and_makes_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_what_differs_and_makes_no_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocstar.support.screen.Screen.never_silent", never_silent := Mock(wraps=nullcontext))
     assert cli.run(["train", "tiny.toml", "run.seed=4", "run.name=模型", "--dry-run"]) == exits.OK
+    assert re.search(r"prompts for \d+ s$", never_silent.call_args.args[0]())
     lines = capsys.readouterr().out.splitlines()
     assert any(each.startswith('run.name = "模型"  (') for each in lines)
     assert "run.seed = 4  (default 0; command line: run.seed=4)" in lines

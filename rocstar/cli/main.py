@@ -10,6 +10,7 @@ import atexit
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -363,8 +364,12 @@ def _material(recipe: Recipe, rows: Set[str] | None, dry_run: bool) -> Material:
     from rocstar.run.material import read_material
     from rocstar.support.screen import Screen
 
-    reading = "reading the data and counting the tokens of its prompts"
-    with stoppable(NOTHING_YET), Screen() as screen, screen.never_silent(lambda: reading):
+    reading, began = "reading the data and counting the tokens of its prompts", time.monotonic()
+    with (
+        stoppable(NOTHING_YET),
+        Screen() as screen,
+        screen.never_silent(lambda: f"{reading} for {time.monotonic() - began:.0f} s"),
+    ):
         material = read_material(recipe, rows=rows)
         if not dry_run:
             refuse_weak_sandbox(recipe.cluster, recipe.sandbox)

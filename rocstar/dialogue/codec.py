@@ -161,16 +161,11 @@ class Codec:
     def _encoded(self, text: str, start: int, ends: Sequence[int], forbidden: Sequence[frozenset[int]]) -> list[int]:
         """Ids of `text`, which begins at character `start` of the full text. ends, forbidden: of each segment, where it
         ends and which tokens it must not become."""
-        suspects = frozenset().union(*forbidden)
         token_ids, found, begin = list[int](), set[int | None](), start
         for piece in self._pieces(text):
-            there, offsets = self._piece(piece)
+            there, suspects = self._piece(piece)
             token_ids += there
-            found |= {
-                _cut(ends, forbidden, token, begin + left, begin + right)
-                for token, (left, right) in zip(there, offsets, strict=True)
-                if token in suspects
-            }
+            found |= {_cut(ends, forbidden, token, begin + left, begin + right) for token, (left, right) in suspects}
             begin += len(piece)
         cuts = sorted(cut - start for cut in found if cut is not None)
         if not cuts:
@@ -186,10 +181,12 @@ class Codec:
         begins = [found.start() for found in self._cuts.finditer(text)] if self._cuts else []
         return [text[left:right] for left, right in pairwise((0, *begins, len(text))) if left < right]
 
-    def _encoded_piece(self, text: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
-        """Token ids, and the characters of each."""
+    def _encoded_piece(self, text: str) -> tuple[Sequence[int], Sequence[tuple[int, tuple[int, int]]]]:
+        """Token ids; and those that some author must not write, with the characters of each."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+        markers = self._forbidden(())[Author.OTHERS]
+        placed = zip(encoding.ids, encoding.offsets, strict=True)
+        return encoding.ids, [(token, characters) for token, characters in placed if token in markers]
 
 
 def _cut(ends: Sequence[int], forbidden: Sequence[frozenset[int]], token: int, left: int, right: int) -> int | None:
