@@ -296,6 +296,8 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
         ("[evaluate]\nproblems=0\ngreedy=false\n", 3, ["evaluate.greedy is not read where evaluate.problems is 0"]),
         ("[[stage]]\nname='w'\nkind='rl'\nsteps=1\n[sft]\nbatch_rows=4\n", 6,
          ["sft.batch_rows is not read where no stage has the kind 'sft'"]),
+        ("[[stage]]\nname='w'\nkind='sft'\nsteps=1\n[learning]\nbeta1=0.8\n", 6,
+         ["learning.beta1 is not read where no stage has the kind 'rl'"]),
         ("[data]\nsource='files'\ntrain_files=['x']\n[evaluate]\nproblems=4\n", 5,
          ["evaluate.problems is not read where data.test_files is empty"]),
         ("[rollout]\nagents_at_once=2\n", 2, ["rollout.agents_at_once is not read where rollout.agent is None"]),
