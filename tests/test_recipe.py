@@ -178,6 +178,7 @@ def test_an_override_reaches_the_base_and_every_stage_or_one_stage_and_later_one
         ("data.columns.question=Body", "data", "columns", {"question": ["Body"], "answer": "answer"}),
         ("run.name=2024", "run", "name", "2024"),
         ("run.name=a b = c", "run", "name", "a b = c"),
+        ("rollout.preamble= Solve: ", "rollout", "preamble", "Solve: "),
         ("run.save_rollouts=false", "run", "save_rollouts", False),
         ("data.max_problems=none", "data", "max_problems", None),
     ],

@@ -13,6 +13,7 @@ import typer
 from rocstar.cli.verbs.common import AsJson, Runs, print_json, stop
 from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, need
+from rocstar.support.screen import plural
 
 if TYPE_CHECKING:
     from rocstar.run.replay import Span
@@ -47,6 +48,8 @@ def replay(
     result = _replayed(spans, as_json=as_json)
     if as_json:
         print_json(result)
+    elif step is None and (left := sum(span.begun - span.stage_begun for span in spans)):
+        print(f"{plural(left, 'step')} came before the first checkpoint that their stage keeps, and were not replayed")
     if other := [one["step"] for one in result["steps"] if one["differs"]]:
         of = f"{len(other)} of {len(result['steps'])} steps"
         stop(FAILED, f"{of} came out otherwise, the first of them step {other[0]}")
