@@ -13,7 +13,6 @@ import typer
 from rocstar.cli.verbs.common import AsJson, Runs, print_json, stop
 from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, need
-from rocstar.support.screen import plural
 
 if TYPE_CHECKING:
     from rocstar.run.replay import Span
@@ -38,6 +37,7 @@ def replay(
         raise ConfigError("--bundle only writes a folder; give --json to `rocstar replay` of that folder")
     from rocstar.record.folder import RunFolder
     from rocstar.run.replay import span_of, spans_of, write_bundle
+    from rocstar.support.screen import plural
 
     run = RunFolder.find(name, runs)
     spans = spans_of(run) if step is None else [span_of(run, step)]
