@@ -72,6 +72,8 @@ def test_every_step_of_every_stage_comes_out_to_the_bit_and_what_was_changed_by_
     assert {"advantages", "rewards"} <= found[judged].keys()
     assert "learn/loss" in found[learnt] and "recorded" in found[learnt]["learn/loss"]
     assert not found[COLD_STEPS + 1]
+    shutil.rmtree(run.checkpoint(COLD_STEPS + 2))  # at the end of stage1
+    assert "2 steps came before the first checkpoint" in Command.start(place, "replay", "tiny").wait().out
 
 
 def test_a_bundle_replays_alone_and_holds_no_more_than_that(place: Path, tmp_path: Path) -> None:

@@ -129,13 +129,13 @@ def _check_entries(path: Path, table: Table, model: Model) -> None:
 
 def parse_override(text: str, model: Model, table: Table) -> Override:
     """`section.key=value`, with the names of the entries in `table`. Raises ConfigError."""
-    name, equals, raw = (part.strip() for part in text.partition("="))
-    keys = tuple(name.split("."))
+    name, equals, raw = text.partition("=")
+    keys = tuple(name.strip().split("."))
     if not equals or not all(keys):
         raise ConfigError(f"override {text!r} is not of the form section.key=value")
     if lists_tables(annotation_at(model, table, keys[:1])):
         _check_entry(text, keys[0], keys[1:], table)
-    return Override(text=text, keys=keys, value=_value(raw, annotation_at(model, table, keys)))
+    return Override(text=text, keys=keys, value=_value(raw.lstrip(), annotation_at(model, table, keys)))
 
 
 def key_of(setting: str) -> str:
@@ -156,7 +156,7 @@ def _check_entry(text: str, kind: str, keys: tuple[str, ...], table: Table) -> N
 
 def _value(raw: str, annotation: Any) -> Any:
     """`raw` as TOML, else as text; a key that holds text takes `5` as the text "5"."""
-    if raw == "none":
+    if raw.strip() == "none":
         return None
     try:
         parsed = tomllib.loads(f"value = {raw}")

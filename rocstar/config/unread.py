@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from rocstar.config.complaint import Layer, Override
-from rocstar.config.sections import Recipe, RlStage, SftSection, Stage, TaskSection
+from rocstar.config.sections import Recipe, RlStage, Stage, TaskSection
 from rocstar.config.tree import Keys, holds
 from rocstar.errors import ConfigError
 from rocstar.support.plugins import is_function, is_reference
@@ -46,6 +46,8 @@ OF_RANDOM_WEIGHTS = (
     "model.max_positions model.vocab_size model.word_merges"
 )
 """Keys read only for a model that starts from random weights."""
+OF_KINDS = {"sft": "sft", "resample": "rl", "learning": "rl", "end": "rl"}
+"""Sections read only for stages of a kind."""
 RULES = (
     Rule(OF_MADE_UP, "data.source", lambda it: it == "files"),
     Rule(
@@ -127,10 +129,12 @@ def unread(recipe: Recipe) -> Iterator[Unread]:
                 reason = f"is not read where {rule.by} is {values[0]!r}; leave it out or change {rule.by}"
                 for key in rule.keys.split():
                     yield [(*entry, *key.split("."))], [(section, name), (*entry, section, name)], reason
-    imitates = any(stage.learner_section == "sft" for stage in recipe.stage)
-    kinds: list[Keys] = [("stage", stage.name, "kind") for stage in recipe.stage if not imitates]
-    for name in SftSection.model_fields if kinds else ():
-        yield [("sft", name)], kinds, "is not read where no stage has the kind 'sft'; leave it out or add such a stage"
+    kinds: list[Keys] = [("stage", stage.name, "kind") for stage in recipe.stage]
+    for section, kind in OF_KINDS.items():
+        if kinds and kind not in {stage.kind for stage in recipe.stage}:
+            reason = f"is not read where no stage has the kind {kind!r}; leave it out or add such a stage"
+            for name in type(getattr(recipe, section)).model_fields:
+                yield [(section, name)], kinds, reason
     if recipe.evaluate.problems and recipe.data.source == "files" and not recipe.data.test_files:
         reason = "is not read where data.test_files is empty; leave it out or give data.test_files"
         yield [("evaluate", "problems")], [("data", "source"), ("data", "test_files")], reason
@@ -143,21 +147,15 @@ def unread(recipe: Recipe) -> Iterator[Unread]:
             )
             names: list[Keys] = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
             yield names, [("stage", stage, "steps")], reason
-    for short, ending, needed in _late_rules(recipe.stage):
-        reason = (
-            f"is first looked at after {needed} steps (end.window is {short.end.window}) and stage {short.name} makes "
-            f"{short.steps}; lower end.window, raise stage.{short.name}.steps, or set it for other stages alone"
-        )
-        yield [("end", ending), ("stage", short.name, "end", ending)], [("stage", short.name, "steps")], reason
-
-
-def _late_rules(stages: Sequence[Stage]) -> Iterator[tuple[RlStage, str, int]]:
-    """(stage, rule of its end, steps without which the rule never holds), where the stage makes fewer."""
-    for stage in (stage for stage in stages if isinstance(stage, RlStage) and stage.steps):
-        window = stage.end.window
-        for rule, needed in (("solved_share", window), ("reward_loss", window + 1), ("reward_gain", 2 * window)):
-            if getattr(stage.end, rule) not in (None, -1) and stage.steps < needed:  # -1: never flat
-                yield stage, rule, needed
+    for short in (stage for stage in recipe.stage if isinstance(stage, RlStage) and stage.steps):
+        window = short.end.window
+        for ending, needed in (("solved_share", window), ("reward_loss", window + 1), ("reward_gain", 2 * window)):
+            if getattr(short.end, ending) not in (None, -1) and short.steps < needed:  # -1: never flat
+                reason = (
+                    f"is first looked at after {needed} steps (end.window is {window}) and stage {short.name} makes "
+                    f"{short.steps}; lower end.window, raise stage.{short.name}.steps, or set it for other stages alone"
+                )
+                yield [("end", ending), ("stage", short.name, "end", ending)], [("stage", short.name, "steps")], reason
 
 
 def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:

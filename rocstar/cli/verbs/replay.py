@@ -37,6 +37,7 @@ def replay(
         raise ConfigError("--bundle only writes a folder; give --json to `rocstar replay` of that folder")
     from rocstar.record.folder import RunFolder
     from rocstar.run.replay import span_of, spans_of, write_bundle
+    from rocstar.support.screen import plural
 
     run = RunFolder.find(name, runs)
     spans = spans_of(run) if step is None else [span_of(run, step)]
@@ -47,6 +48,8 @@ def replay(
     result = _replayed(spans, as_json=as_json)
     if as_json:
         print_json(result)
+    elif step is None and (left := sum(span.begun - span.stage_begun for span in spans)):
+        print(f"{plural(left, 'step')} came before the first checkpoint that their stage keeps, and were not replayed")
     if other := [one["step"] for one in result["steps"] if one["differs"]]:
         of = f"{len(other)} of {len(result['steps'])} steps"
         stop(FAILED, f"{of} came out otherwise, the first of them step {other[0]}")
