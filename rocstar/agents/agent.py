@@ -48,7 +48,7 @@ from uvicorn.server import ServerState
 from rocstar.agents.attempt import AgentAttempt, AgentFailed, AttemptOver
 from rocstar.agents.wire import MODEL, WIRES, Body, read_chat, write_chat
 from rocstar.answers.extract import boxed
-from rocstar.answers.reward import RewardParts, parts_in
+from rocstar.answers.reward import LARGEST, RewardParts, number_of, parts_in
 from rocstar.config.sections import RolloutSection
 from rocstar.errors import ConfigError, DataError, Unavailable
 from rocstar.rollout.collect import Roller, verified
@@ -307,12 +307,12 @@ def _checked_answer(given: Any) -> Answer | None:
     if isinstance(given, str) and len(given) > ANSWER_CHARACTERS:
         raise AgentFailed(f"rollout.agent gave {len(given)} characters; let it give {ANSWER_CHARACTERS} at most")
     found = given if isinstance(given, Mapping) and "answer" not in given else {"reward": given}
-    with suppress(OverflowError, UnicodeEncodeError):
-        if isinstance(reward := found.get("reward"), int | float) and isfinite(float(reward)):
+    with suppress(UnicodeEncodeError):
+        if isinstance(reward := found.get("reward"), int | float) and isfinite(number_of(reward)):
             return float(reward), parts_in(found, "reward")
         if given is None or (isinstance(given, str) and given.encode()):
             return given
-    raise AgentFailed(f"rollout.agent gave {given!r:.60}; let it give a text, a finite number or nothing")
+    raise AgentFailed(f"rollout.agent gave {given!r:.60}; let it give a text, a number up to {LARGEST:g} or nothing")
 
 
 async def by_function(function: Any, client: Client) -> Any:

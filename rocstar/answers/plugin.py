@@ -29,7 +29,7 @@ from typing import Any, cast
 from rocstar.answers.cases import Case
 from rocstar.answers.extract import Truncated, counts_as_cut, written
 from rocstar.answers.grade import BY_VERIFIER, Grade, Grader
-from rocstar.answers.reward import RewardParts, number_of, parts_in
+from rocstar.answers.reward import LARGEST, RewardParts, number_of, parts_in
 from rocstar.answers.verifier import TRUNCATED, BoxedVerifier, ToolOutputVerifier, outcome
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.dialogue.feedback import feedback_text
@@ -287,7 +287,7 @@ class RewardCalls:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{message}; let it return a number, such as 1 for right and 0 for wrong.") from error
         if reward is not None and not math.isfinite(reward):
-            raise VerifierUnavailable(f"your reward function {message}; let it return a finite number.")
+            raise VerifierUnavailable(f"your reward function {message}; let it return a number up to {LARGEST:g}.")
         return reward, parts
 
     def _called(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+LARGEST = 1e15  # sums and squares of numbers beyond a float's range would end the run
 RewardParts = dict[str, float]
 """Further numbers beside a reward, by name."""
 
@@ -22,11 +23,12 @@ def parts_in(given: Mapping[Any, Any], reward: str) -> RewardParts:
 
 
 def number_of(given: Any) -> float:
-    """A reward as a float; numbers of numpy and torch are accepted, text is not. An integer beyond a float's range is
+    """A reward as a float; numbers of numpy and torch are accepted, text is not. One beyond LARGEST is
     inf. Raises TypeError, ValueError."""
     if isinstance(given, str | bytes):
         raise TypeError("a text is not a number")
     try:
-        return float(given)
+        found = float(given)
     except OverflowError:
         return math.inf
+    return math.inf if found > LARGEST else -math.inf if found < -LARGEST else found

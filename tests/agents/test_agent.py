@@ -40,7 +40,7 @@ async def test_a_function_makes_the_attempt_and_sees_no_answer_unless_it_asks_fo
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
-NEITHER = "; let it give a text, a finite number or nothing"
+NEITHER = "; let it give a text, a number up to 1e+15 or nothing"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,10 @@ NEITHER = "; let it give a text, a finite number or nothing"
     [
         ("    return 1.0\n", "it gave back 1.0 without an answer of the model"),
         ("    pass\n", "it ended without an answer of the model"),
-        *((f"{ASKS}    return {given}\n", NEITHER) for given in ("[5]", "float('nan')", "10**400", "'half \\ud800'")),
+        *(
+            (f"{ASKS}    return {given}\n", NEITHER)
+            for given in ("[5]", "float('nan')", "-1e16", "10**400", "'half \\ud800'")
+        ),
         (f"{ASKS}    return 'x y' * 10**6\n", "rollout.agent gave 3000000 characters; let it give 65536 at most"),
         (f"{ASKS}    raise KeyError('mistake')\n", "KeyError: 'mistake' (own_agent.py, line 3)"),
         (f"{ASKS}    raise SystemExit(3)\n", ""),

@@ -29,7 +29,7 @@ def moody(solution_str: str, **_: Any) -> Any:
         raise SystemExit("no mood")
     if solution_str == "sleep":
         time.sleep(30)
-    odd = {"half": 0.5, "more": 0.75, "less": -1, "nan": float("nan"), "inf": float("inf"), "huge": 10**400}
+    odd = {"half": 0.5, "more": 0.75, "less": -1, "nan": float("nan"), "large": 1e308, "huge": 10**400}
     return {**odd, "much": "much", "digit": "1", "yes": True, "list": [1]}.get(solution_str, 0)
 
 
