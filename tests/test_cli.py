@@ -370,10 +370,11 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "install what is missing with"),
         (ModuleNotFoundError("", name="their_rewards"), exits.NOT_READY, "put its folder on PYTHONPATH"),
         (RuntimeError("can't start new thread"), exits.NOT_READY, "raise the limit of this user (ulimit -u)"),
+        (SystemExit("a library's last words"), exits.FAILED, "a library's last words"),
     ],
 )
 def test_a_failure_is_one_sentence_with_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int, sentence: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, sentence: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error

@@ -47,8 +47,11 @@ def test_what_else_a_destructor_raises_is_reported_as_ever(monkeypatch: pytest.M
     assert [str(error) for error in reported] == ["odd"]
 
 
-def test_a_signal_that_reaches_the_whole_group_ends_no_child_of_a_run(tmp_path: Path) -> None:
+def test_a_signal_that_reaches_the_whole_group_ends_no_child_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = "import os\ndef main(numbers):\n    for n in numbers: os.kill(os.getpid(), int(n))\n    return 7\n"
     (tmp_path / "hit.py").write_text(program)
     command = child_command("hit", *(str(int(one)) for one in SIGNALS))
-    assert subprocess.run(command, env=child_environment({}), cwd=tmp_path).returncode == 7
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert subprocess.run(command, env=child_environment({})).returncode == 7

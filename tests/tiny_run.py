@@ -223,7 +223,7 @@ def python(*arguments: str) -> None:
         case ("-c", program, *rest):
             sys.argv[:] = ["-c", *rest]
             exec(program, {"__name__": "__main__"})
-        case ("-m", module, *rest):
+        case ("-m" | "-Pm", module, *rest):
             sys.argv[:] = [module, *rest]
             run_module(module, run_name="__main__", alter_sys=True)
         case (file, *_):

@@ -72,7 +72,7 @@ class SweptRun:
     def command(self, path: str) -> list[str]:
         """Begins the run, or goes on with it."""
         rest = ["--resume", str(self.folder.path)] if self.is_there else [path, *self.settings]
-        return [sys.executable, "-m", "rocstar", "train", *rest]
+        return [sys.executable, "-Pm", "rocstar", "train", *rest]
 
 
 def planned(path: str, settings: Sequence[str]) -> list[SweptRun]:

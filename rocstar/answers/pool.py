@@ -30,9 +30,10 @@ MAX_DEATHS = 2
 DIED = "it died while importing"
 RESTART_SECONDS = 1.0  # after a failed start: queued calls fail with its reason instead of each trying a start
 MAX_ANSWER_BYTES = 2**20
+# Python's own library stays in front: folders of the user's own code are first in `path` and may hold a random.py.
 BOOT = """import sys, json
 path, *settings = json.loads(sys.argv[1])
-sys.path[:] = path
+sys.path[3:] = path
 from rocstar.answers.worker import main
 main(*settings)"""
 # A fixed hash seed lets the order of sets repeat; one thread per worker, since the pool is the parallelism.

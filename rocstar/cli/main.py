@@ -156,7 +156,9 @@ def _exit_code(arguments: list[str]) -> int:
     except USAGE_ERROR as error:
         print(_usage_sentence(error), file=sys.stderr)
         return USAGE
-    except SystemExit as end:
+    except SystemExit as end:  # of code of the user's own, or of a library
+        if isinstance(end.code, str):
+            print(f"rocstar: {end.code}", file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     return code if isinstance(code, int) else OK
 

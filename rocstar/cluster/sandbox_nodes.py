@@ -37,7 +37,7 @@ class NodeActor:
         self._host = own_address()
         with socket.create_server((self._host, 0)) as free:
             self._port = free.getsockname()[1]
-        serve = [sys.executable, "-m", "rocstar", "sandbox", "serve", f"--host={self._host}", f"--port={self._port}"]
+        serve = [sys.executable, "-Pm", "rocstar", "sandbox", "serve", f"--host={self._host}", f"--port={self._port}"]
         self._command, self._environment = [*serve, *options], {**os.environ, "ROCSTAR_SANDBOX_TOKEN": token}
         threading.Thread(target=self._keep, daemon=True).start()
 

@@ -17,8 +17,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """The command of a child, for the environment of `child_environment`."""
-    return [sys.executable, "-m", "rocstar.support.child", module, *arguments]
+    """The command of a child, for the environment of `child_environment`. -P: no types.py of a user hides Python's."""
+    return [sys.executable, "-Pm", "rocstar.support.child", module, *arguments]
 
 
 def child_environment(own: Mapping[str, str]) -> dict[str, str]:

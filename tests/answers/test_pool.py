@@ -124,13 +124,14 @@ def test_a_worker_that_is_killed_as_it_starts_is_started_again(monkeypatch: pyte
     pool.close()
 
 
-def test_the_asking_program_is_not_imported_again(tmp_path: Any) -> None:
+def test_the_asking_program_is_not_imported_again_nor_what_beside_it_is_named_as_pythons_own(tmp_path: Any) -> None:
+    (tmp_path / "statistics.py").write_text("raise OSError")
     script = tmp_path / "script.py"
     script.write_text(
         "from rocstar.answers.pool import DeadlinePool\n"
-        "pool = DeadlinePool(target='json:dumps', workers=1)\n"
+        "pool = DeadlinePool(target='statistics:mean', workers=1)\n"
         "print(pool.submit([[1]])[0].result())\n"
     )
     place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     found = subprocess.run([sys.executable, script], env=place, capture_output=True, text=True, timeout=PATIENT)
-    assert json.loads(found.stdout) == [1], found.stderr
+    assert json.loads(found.stdout) == 1, found.stderr

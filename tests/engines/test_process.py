@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -126,8 +127,10 @@ async def test_a_child_that_sends_what_is_no_message_is_ended() -> None:
 
 
 PARENT = """
-import asyncio, sys
+import asyncio, os, sys
 from tests.engines.test_process import plain
+
+os.chdir(sys.argv[1])
 
 async def main():
     engine = plain()
@@ -140,8 +143,9 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_a_child_ends_with_its_parent_however_that_ends(stopped: bool) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+def test_a_child_ends_with_its_parent_however_that_ends(stopped: bool, tmp_path: Path) -> None:
+    (tmp_path / "ctypes.py").write_text("raise OSError")  # hides none of Python's own
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, tmp_path], stdout=subprocess.PIPE, text=True)
     with parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
