@@ -51,7 +51,7 @@ def _read(text: str) -> list[Any]:
 
 Found = tuple[Verdict, str]
 # The grammar reads gcd(n, p-1) as 1 and `1 2` as 3, and drops a \not; equal results for such texts mean nothing.
-LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b|(?<![\w^.}])\d+\s+\d(?!\d*\s*/)")
+LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b|(?<![\w^.}])\d+\s+(?!\d{3}(?!\d))\d(?!\d*\s*/)")
 FINAL = ("value", "unit", "brackets", "names")  # the other graders are not asked
 _LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 # Text that the grammar drops though it changes the answer: a number or another value follows, an ellipsis rounds a

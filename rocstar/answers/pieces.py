@@ -76,8 +76,7 @@ class Pieces:
         return values if len(values) == len(self.items) > 1 else {}
 
     def as_vector(self, other: Pieces) -> Pieces:
-        """A matrix of one row or one column, or values with names, as coordinates, if the other has these; anything else
-    unchanged."""
+        """A matrix of one row or column, or named values, as coordinates if the other has these; else unchanged."""
         cells = [cell.strip() for row in self.items for cell in split_top(row, ("&",))]
         is_vector = self.opening == "m" and len(cells) == max(len(self.items), len(cells) // len(self.items))
         if is_vector and other.opening in ("(", "["):
@@ -121,14 +120,13 @@ def _named_values(text: str) -> list[str]:
 
 
 def _coordinates(text: str) -> tuple[str, ...]:
-    """`2\\vec{i} - \\vec{k}` -> `2`, `0`, `-1`: a sum with one unit vector in each of its terms; none for any other text."""
+    """`2\\vec{i} - \\vec{k}` -> `2`, `0`, `-1`: a sum with one unit vector in each term; none for any other text."""
     terms = [term for term in split_top(text, ("+", "-")) if term]
     if "\\vec" not in text or any(len(_BASIS.findall(term)) != 1 for term in terms):
         return ()
-    return tuple(
-        _BASIS.sub(lambda found: f"{chr(92) + 'cdot ' if found[1] is not None else ''}{int(found[2] == letter)}", text)
-        for letter in ("ijk" if "{k}" in text else "ij")
-    )
+    flat = _BASIS.sub(lambda found: "\\vec " + found[2] if found[1] is None else "\\cdot \\vec " + found[2], text)
+    units = "ijk" if "{k}" in text else "ij"
+    return tuple(re.sub(r"\\vec [ijk]", "0", flat.replace(f"\\vec {unit}", "1")) for unit in units)
 
 
 def are_opposed(gold: str, predicted: str) -> bool:

@@ -150,8 +150,8 @@ def _have_units(text: str) -> bool:
 
 
 def _misplaced(wanted: Pieces, given: Pieces) -> bool:
-    """`x = 1, y = 2` against `2, 1`: values with names against as many without, in no order of these; or other values of
-    the same names, or other names."""
+    """`x = 1, y = 2` against `2, 1`: values with names against as many without, in no order of these; other names, or
+    other values of the same."""
     ours, others = wanted.named(), given.named()
     if ours and others:
         return ours.keys() != others.keys() or _all(same_answer(ours[name], others[name]) for name in ours) is False

@@ -161,7 +161,7 @@ _RANGE = re.compile(
     r"|(?:\\text\{\s*,?\s*for (?:all|any|every)\s*\}|\\forall(?![A-Za-z]))\s*[A-Za-z]$"
 )
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
-_BARE_FRACTION = re.compile(r"\\(frac|binom)\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))")
+_BARE_FRACTION = re.compile(r"\\(frac|binom)\s*(?:\{([^{}]*)\}|([A-Za-z\d]|\\pi))\s*(?:\{([^{}]*)\}|([A-Za-z\d]|\\pi))")
 _SLASH = re.compile(r"(?<![\w.}/])(-?\d+)\s*/\s*(\d+)(?![\w./])")
 _TRAILING_TEXT = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
@@ -332,7 +332,7 @@ def undelimited(text: str) -> str:
 def named_primes(text: str) -> str:
     """`f'` -> `f_{prime}`, `A^T` -> `A_{turned}`: parsers drop these signs, and S/S' becomes 1. `C_d x` -> `C_{d}x`,
     no differential; `\\frac{dV}{dr}` -> `D_{dVdr}`, which would be 0; `3\\frac12x` -> `(3+1/2)x`, no product, and names
-    for what is none either: `\\angle ABC`, `f(-x)`, `\\vec a \\times \\vec b`; `\\Gamma`, which is read as `\\gamma`."""
+    for others: `\\angle ABC`, `f(-x)`, `\\vec a \\times \\vec b`, and `\\Gamma`, which would be `\\gamma`."""
     text = _MIXED.sub(lambda found: _mixed_sum(found) if int(found[2]) < int(found[3]) else found[0], text)
     text = _DERIVATIVE.sub(lambda found: f"D_{{{re.sub('[^A-Za-z0-9]', '', found[1] + found[2])}}}", text)
     text = _LOOSE.sub(r"_{\1}", text)
@@ -372,7 +372,7 @@ def without_names(gold: str, predicted: str) -> tuple[str, str]:
 
 def _without_name(text: str, other: str) -> str:
     first, last = text.find("="), text.rfind("=")
-    several = first < last and (_SEPARATOR.search(text, first, last) or "=" in other)  # `a = b = 0` beside `a = 0, b = 0`
+    several = first < last and (_SEPARATOR.search(text, first, last) or "=" in other)  # a = b = 0, a = 0, b = 0
     return text if several else _NAMED.sub("", text)
 
 
