@@ -113,6 +113,7 @@ def read(text: str) -> Any | None:
 
 def _supported(found: Any) -> Any | None:
     if isinstance(found, sympy.Basic):
+        found = found.xreplace({number: sympy.Rational(str(number)) for number in found.atoms(sympy.Float)})
         found = found.subs({letter: sympy.I for letter in found.free_symbols if letter.name == "i"})
     if isinstance(found, sympy.Equality):
         found = sympy.Function(EQUATION)(found.lhs - found.rhs)

@@ -50,8 +50,8 @@ def _read(text: str) -> list[Any]:
 # The graders together
 
 Found = tuple[Verdict, str]
-# The grammar reads gcd(n, p-1) as 1 and drops a \not; equal results for such texts mean nothing.
-LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
+# The grammar reads gcd(n, p-1) as 1 and `1 2` as 3, and drops a \not; equal results for such texts mean nothing.
+LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b|(?<![\w^.}])\d+\s+(?!\d{3}(?!\d))\d(?!\d*\s*/)")
 FINAL = ("value", "unit", "brackets", "names")  # the other graders are not asked
 _LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 # Text that the grammar drops though it changes the answer: a number or another value follows, an ellipsis rounds a
@@ -67,7 +67,8 @@ BOUND = re.compile(
 )
 _ABROAD = re.compile(rf"\\(?:text\w*|math\w+|mbox)\s*\{{[^{{}}]*(?:{ABROAD})")
 _ENDLESS = re.compile(r"[,+]\s*(?:\\[lcv]?dots(?![A-Za-z])|\.{3})")
-_BASED = re.compile(r"(?<![A-Za-z])(\d[\dA-F]*)\s*_\s*\{?\s*\(?\s*(\d+)")
+_PRODUCT = re.compile(r"(?:[A-Za-z}]|_\w)\s*\\(times|cdot)\s*[A-Za-z]")
+_BASED = re.compile(r"(?<![A-Za-z])(\d[\dA-F]*)\s*_\s*\{?\s*\(?\s*(-?\d+)")
 _VARIABLE = re.compile(r"[\d})]([A-Za-z])$")
 _END_LETTERS = re.compile(r"(?<=[\d\s})])[A-Za-z]+$")
 GRADERS: dict[str, Callable[..., Found]] = {
@@ -103,9 +104,8 @@ def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
     and none accepts; UNDECIDED if none can read the reference, or the parser would lose a part of either text."""
     last: Found = (Verdict.UNDECIDED, "unsure")
     lossy = LOSSY.search(gold) or LOSSY.search(predicted) or (BOUND.search(predicted) and not BOUND.search(gold))
-    lossy = lossy or bool(_ABROAD.search(gold)) != bool(_ABROAD.search(predicted))
-    lossy = lossy or bool(_ENDLESS.search(gold)) != bool(_ENDLESS.search(predicted))
-    if lossy:
+    lossy = lossy or any(bool(sign.search(gold)) != bool(sign.search(predicted)) for sign in (_ABROAD, _ENDLESS))
+    if lossy or len(set(_PRODUCT.findall(gold)) ^ set(_PRODUCT.findall(predicted))) == 2:  # letters may be vectors
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
     gold, predicted = beside_bounds(gold, predicted), beside_bounds(predicted, gold)
     if "math_verify_any_names" not in graders and _differ_in_letters(gold, predicted):

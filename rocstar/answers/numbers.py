@@ -312,7 +312,8 @@ def _compare(expected: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] |
     if is_angle(given.unit) == RADIAN and not expected.unit:
         return Verdict.WRONG, "unit"  # an angle in radians that is no multiple of pi; the reference may be in degrees
     if bool(expected.base) != bool(given.base):
-        return None  # the digits or the value may be meant; the symbolic graders ignore bases
+        # The digits or the value may be meant; the symbolic graders ignore bases.
+        return (Verdict.WRONG, "unit") if expected.unit or expected.percent else None
     equal = any(are_close(expected, a, given, b) for a, b in _readings(expected, given))
     if expected.comma:
         # A comma may make a list of two: only agreement with a written decimal settles that it does not.

@@ -4,6 +4,8 @@
 "\\{3, 1\\}" and "1, 3"   "{", "}" and "", ""               set and bare list: order does not count
 "[0,1) \\cup (2,3]"      "u", "u", two intervals            union
 "\\pm 3"                 "", "", ["3", "-3"]
+"a = b = 0"             "", "", ["a = 0", "b = 0"], as "(a, b) = (0, 0)"
+"2\\vec{i} - \\vec{j}"   "(", ")", ["2", "-1"]
 """
 
 from __future__ import annotations
@@ -35,13 +37,16 @@ _REVERSED = re.compile(
 _AND = re.compile(rf"{_WORDS}\{{\s*and\s*\}}|\\(?:wedge|land)(?![A-Za-z])|(?<![A-Za-z\\])and(?![A-Za-z])")
 _OR = re.compile(rf"{_WORDS}\{{\s*or\s*\}}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
 _BUILDER = re.compile(r"^\\\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|:|\|)\s*(.*)\\\}$", re.DOTALL)
-_LOGIC = re.compile(r"\\(?:vee|wedge|lor|land)(?![A-Za-z])|[<>]|\\(?:leq?|geq?|lt|gt)(?:slant)?(?![A-Za-z])")
+_LOGIC = re.compile(r"\\(?:vee|wedge|lor|land|equiv|ne)(?![A-Za-z])|[<>]|\\(?:leq?|geq?|lt|gt)(?:slant)?(?![A-Za-z])")
 _STATED = re.compile(rf"=|\\(?:in|cup)(?![A-Za-z])|{_LOGIC.pattern}")
 _RELATION = re.compile(r"(\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?)")
 _BARS = re.compile(r"\||\\[lr]?vert(?![A-Za-z])")
 _NAME = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu))(?:_\{?(\w+))?(?![A-Za-z])")
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\w\}?|[fghyp]\([a-z]\)")
-_LABELLED = re.compile(r"\s*([A-Za-z])(?:_\{?\w+\}?)?\s*=\s*([^=]+)")
+_LABELLED = re.compile(r"\s*([A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*=\s*([^=]+)")
+_CHAIN = re.compile(r"((?:[A-Za-z]\s*=\s*){2,})([^=<>,;]+)")
+_TUPLES = re.compile(r"\(((?:(?:[A-Za-z]|\\[a-z]+)\s*,?\s*){2,})\)\s*=\s*\(((?:[^()]|\([^()]*\))*)\)")
+_BASIS = re.compile(r"((?<=[\w)}\]])\s*(?:\\cdot\s*)?)?\\vec\{([ijk])\}")
 _LABEL = re.compile(r"^[A-Za-z]\w?(?:_\{?\w+\}?)?$")
 
 
@@ -71,10 +76,12 @@ class Pieces:
         return values if len(values) == len(self.items) > 1 else {}
 
     def as_vector(self, other: Pieces) -> Pieces:
-        """A matrix of one row or one column as coordinates, if the other has these; anything else unchanged."""
+        """A matrix of one row or column, or named values, as coordinates if the other has these; else unchanged."""
         cells = [cell.strip() for row in self.items for cell in split_top(row, ("&",))]
         is_vector = self.opening == "m" and len(cells) == max(len(self.items), len(cells) // len(self.items))
-        return Pieces(other.opening, other.closing, tuple(cells)) if is_vector and other.opening in ("(", "[") else self
+        if is_vector and other.opening in ("(", "["):
+            return Pieces(other.opening, other.closing, tuple(cells))
+        return Pieces("(", ")", tuple(self.named().values())) if other.opening == "(" and self.named() else self
 
 
 def take_apart(text: str) -> Pieces | None:
@@ -87,6 +94,10 @@ def take_apart(text: str) -> Pieces | None:
         if matrix["turned"]:
             cells = [list(column) for column in zip(*cells, strict=False)]
         return Pieces(matrix["bars"] or "m", "m", tuple("&".join(row) for row in cells))
+    if named := _named_values(text):
+        return Pieces("", "", tuple(named))
+    if coordinates := _coordinates(text):
+        return Pieces("(", ")", coordinates)
     unions = [part for part in split_top(text, ("\\cup",)) if part]
     if len(unions) > 1:
         return Pieces("u", "u", tuple(unions))
@@ -97,6 +108,25 @@ def take_apart(text: str) -> Pieces | None:
     if len(signed) > 1 and (text.startswith("(") or not _bracketed(text)):
         return Pieces("", "", signed)
     return _bracketed(_TURNED.sub("", text))
+
+
+def _named_values(text: str) -> list[str]:
+    """`a = b = 0` and `(a, b) = (0, 0)` -> `a = 0`, `b = 0`; none for any other text."""
+    if found := _CHAIN.fullmatch(text):
+        return [f"{name} = {found[2]}" for name in re.findall(r"[A-Za-z]", found[1])]
+    found = _TUPLES.fullmatch(text)
+    names, values = (split_top(found[at], (",",)) for at in (1, 2)) if found else ([], [])
+    return [f"{name} = {value}" for name, value in zip(names, values, strict=True)] if len(names) == len(values) else []
+
+
+def _coordinates(text: str) -> tuple[str, ...]:
+    """`2\\vec{i} - \\vec{k}` -> `2`, `0`, `-1`: a sum with one unit vector in each term; none for any other text."""
+    terms = [term for term in split_top(text, ("+", "-")) if term]
+    if "\\vec" not in text or any(len(_BASIS.findall(term)) != 1 for term in terms):
+        return ()
+    flat = _BASIS.sub(lambda found: "\\vec " + found[2] if found[1] is None else "\\cdot \\vec " + found[2], text)
+    units = "ijk" if "{k}" in text else "ij"
+    return tuple(re.sub(r"\\vec [ijk]", "0", flat.replace(f"\\vec {unit}", "1")) for unit in units)
 
 
 def are_opposed(gold: str, predicted: str) -> bool:
@@ -112,6 +142,9 @@ def as_interval(text: str) -> str:
     r"""`x < 3` -> `(-\infty,3)`, `2 \le x < 5` and `x \ge 2 and x < 5` -> `[2,5)`, several with "or" as a union; any
     other text unchanged."""
     parts = [_both(_AND.split(part)) for part in _OR.split(_BUILDER.sub(r"\1", text.strip()))]
+    if _RELATION.search(text):  # a point of the union
+        points = map(_LABELLED.fullmatch, _OR.split(text))
+        parts = [f"\\{{{point[2].strip()}\\}}" if point else part for part, point in zip(parts, points, strict=True)]
     return "\\cup ".join(part for part in parts if part) if all(parts) else text
 
 

@@ -45,12 +45,15 @@ def grade_prime(gold: str, predicted: str) -> tuple[Verdict, str]:
     """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit`,
     `brackets` or `names` when these differ: no room for another opinion. UNDECIDED when the texts differ and the values
     cannot be decided. Running text is ignored. May be slow."""
+    sides = split_top(undelimited(gold), EQUALS)
+    gold = sides[-1] if len(sides) > 1 and all(map(_is_number, sides)) else gold
     if (settled := _stated(gold, predicted) or _settled(*_prepared(gold, predicted))) is not None:
         return settled
     found = same_answer(gold, predicted)
     if found is None:
         return Verdict.UNDECIDED, "gold_unparsed"
-    if not found and (are_numbers(*without_names(gold, predicted)) or are_other_curves(gold, predicted)):
+    both_signs = "\\pm" in gold or "\\pm" in predicted  # of which math-verify loses one
+    if not found and (both_signs or are_numbers(*without_names(gold, predicted)) or are_other_curves(gold, predicted)):
         return Verdict.WRONG, "value"
     if not found and _have_units(gold) and _have_units(predicted):
         return Verdict.WRONG, "unit"
@@ -147,7 +150,11 @@ def _have_units(text: str) -> bool:
 
 
 def _misplaced(wanted: Pieces, given: Pieces) -> bool:
-    """`x = 1, y = 2` against `2, 1`: values with names against as many without, in no order of these."""
+    """`x = 1, y = 2` against `2, 1`: values with names against as many without, in no order of these; other names, or
+    other values of the same."""
+    ours, others = wanted.named(), given.named()
+    if ours and others:
+        return ours.keys() != others.keys() or _all(same_answer(ours[name], others[name]) for name in ours) is False
     for named, plain in ((wanted, given), (given, wanted)):
         values = named.named()
         if values and not plain.named() and len(plain.items) == len(values) and not any("=" in i for i in plain.items):
@@ -165,7 +172,9 @@ def _clash(wanted: Pieces, given: Pieces) -> bool:
 
 def _same_percentage(gold: str, predicted: str) -> bool | None:
     """Whether a formula in percent is the hundredth that the reference is; None where that is no question."""
-    hundredfold = PERCENT.sub("", predicted)
+    hundredfold, wanted = PERCENT.sub("", predicted), PERCENT.sub("", gold)
+    if hundredfold != predicted and wanted != gold:
+        return equal_values(wanted, hundredfold)
     if hundredfold == predicted or "%" in gold or "percent" in gold or read(gold) is None:
         return None
     return bool(equal_values(gold, rf"\frac{{{hundredfold}}}{{100}}"))

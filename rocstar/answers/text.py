@@ -61,7 +61,7 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
         return Verdict.RIGHT, "text"
     if found := _by_places(wanted, given.replace(" ", "")):
         return found, "text"
-    letters = [text.strip("()[]") for text in (wanted, given)]
+    letters = [text.strip("()[]{}\\") for text in (wanted, given)]
     listed = all(map(_LETTERS.fullmatch, letters)) and not all(map(str.isalpha, letters))
     if listed and sorted(filter(str.isupper, wanted)) == sorted(filter(str.isupper, given)):
         return Verdict.RIGHT, "choice"

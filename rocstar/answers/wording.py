@@ -55,6 +55,7 @@ HEDGE = (
     r"|(?:and|or) (?:up|above|over|below|under|higher|greater|lower|counting)|(?:on|up)wards?"
     r"|thereabouts|(?:upper|lower) bound|likely|probably|my guess|isn't"
     r"|(?:four|fif|six|seven|eigh|nin|ten|twentie|hundred|thousand|million)ths?"
+    r"|(?:negative|no|root|sqrt|logarithm|mega|kilo|et al)(?=\s*(?:\}|$))"
     r"|ago|below zero|BCE?|B\.C|base \d|(?:\w+-)?fold|bps|pp[mb]|per ?mille?|(?:basis|percentage) points?"
 )
 """Words with which a number is no longer the answer."""
@@ -90,13 +91,18 @@ MAX_LOOKS = 4
 _SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
 _BLACKBOARD = re.compile(r"(\\math(?:bb|cal|frak))\s+([A-Za-z])(?![A-Za-z])")
 _THIN = re.compile(r"\\[!,;:]|(?<!\\)\\ |\\(?:quad|qquad|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])")
-_NO_GAP = re.compile(r"(?<=[\d,.}])\s*\\!\s*(?=\d)")
+_NO_GAP = re.compile(r"(?<=[\d,.}:])\s*\\!\s*(?=[\d:])")
 _DIGITS = re.compile(r"(?<![\d.])\d{1,3}(?:\\[,;:]\s*\d{3})+(?!\d|\\[,;:]\s*\d)|\.\d+(?:\\[,;:]\s*\d+)+")
 _PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*(?:\d+(?:/\d+)?|\\frac\{\d+\}\{\d+\})\s*\))")  # no mixed number
 _DIGIT = re.compile("[1-9]")
 _STATEMENTS = re.compile(r"\([1-9]\)(?:\s*\([1-9]\))+")
-_FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_FRACTIONS = re.compile(r"\\[dtc](frac|binom)(?![A-Za-z])")
+_DOTS = re.compile(r"\\[cd]?dots(?![A-Za-z])")
+_TEXT = re.compile(r"\\(?:mbox|textrm|textnormal)(?=\s*\{)")
 _ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
+_BASIS = re.compile(
+    r"\\(?:mathbf|hat|vec|boldsymbol|bm|bf)\s*(?:\{\s*(?:\\mathbf\s*\{?)?\s*\\?([ijk])(?:math)?\s*\}+|\\?([ijk])(?:math)?(?![A-Za-z]))"
+)
 _GLUED = re.compile(
     r"([A-Za-z]|[\d}](?=\\mathrm\{[dghms]\}))(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{[A-Za-z]\})"
 )
@@ -121,23 +127,29 @@ _LESS = re.compile(r"(\\mathbb\{[A-Z]\})\s*(?:-|\\backslash|\\smallsetminus)\s*(
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
 _PRIMED = re.compile(r"(?<![A-Za-z])([A-Za-z])('+)(?![A-Za-z])")
-_TRANSPOSED = re.compile(
-    r"((?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{\w+\})?|\([A-Za-z+\- ]+\))\s*\^\s*"
-    r"(?:T|\{\s*T\s*\}|\{?\s*\\(?:top|intercal)(?![A-Za-z])\s*\}?|\{?\s*\\(?:mathrm|mathsf|text)\{T\}\s*\}?)"
-)
+_TURN = r"\^\s*\{?\s*(?:T|\\(?:top|intercal)(?![A-Za-z])|\\(?:mathrm|mathsf|text)\s*\{?T\}?)\s*\}?"
+_TRANSPOSED = re.compile(rf"((?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{{\w+\}})?|\([A-Za-z+\- ]+\))\s*{_TURN}")
+_TO_THE_T = re.compile(rf"(?<!matrix\}})(?<!array\}}){_TURN}")
+_FIGURE = re.compile(r"\\([at])n?(?:gle|riangle)\s*(\{)?\s*([A-Z] ?[A-Z] ?[A-Z])(?![A-Za-z_'])(?(2)\s*\})")
+_GAMMA = re.compile(r"\\gamma(?=\s*\()|\\Gamma(?![A-Za-z]|\s*[({_])")
+_INNER = re.compile(r"(\()?\s*([A-Za-z])_\{turned\}\s*([A-Za-z])(?![A-Za-z^_])(?(1)\s*\))")
+_INVERSE = re.compile(r"(?<![A-Za-z\\])([fghFG])\s*\^\s*\{?\s*-\s*1\s*\}?\s*(?=\()")
+_CALL = re.compile(r"(?<![A-Za-z\\])([fghFGE](?:_\{\w+\})?)\s*\((?!\s*(?:[a-z]|\d+)\s*[,)])([^()]+)\)")
+_CROSS = re.compile(r"\\vec\s*\{?\s*(\w)\s*\}?\s*\\times\s*\\vec\s*\{?\s*(\w)(?!\w)\s*\}?")
 _DERIVATIVE = re.compile(
     r"\\frac\s*\{\s*((?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)\s*\}"
     r"\s*\{\s*((?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+))\s*\}"
 )
-_LOOSE = re.compile(r"_([A-Za-z])(?![A-Za-z])")
 _LONE = re.compile(r"(\\[A-Za-z]+|[A-Za-z])(?:_\{?(\w+)\}?)?")
+_LOOSE = re.compile(r"_([A-Za-z])(?![A-Za-z])")
 _SPACES = re.compile(r"\s+")
+_GAPS = re.compile(r"\s+(?!\d)|(?<!\d)\s+")  # `1 2` is not 12
 _NOON = re.compile(r"(\d)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
 
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|mathrm)\{\s*degrees?\s*\}")
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
 _IS_NAME = re.compile(_NAME)
-_NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
+_NAMED = re.compile(rf"^\s*(?:{_NAME}\s*(?:=|\\approx)\s*)+(?=[^=])")
 _TURNED = re.compile(rf"^(?!\s*{_NAME}\s*=)([^=<>,;]+?)\s*=\s*([A-Za-z](?:_\w)?)\s*$")
 _LETTER = re.compile(r"^\s*([A-Za-z])(?:_\{?\w+\}?)?\s*(\([A-Za-z]\))?\s*(?:=|\\approx)\s*[^=]")
 _POINT = re.compile(r"^[A-Z]'?\s*(?=\(.*,.*\)$)")
@@ -146,9 +158,10 @@ _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _RANGE = re.compile(
     r"\s*(?:,(?:\\[ ,;])*|\\text\{\s*(?:,\s*)?(?:for|where|with)\s*\}|\\quad|;|\()\s*[A-Za-z]\s*"
     r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?[ZNQR]\}?\s*\)?$"
+    r"|(?:\\text\{\s*,?\s*for (?:all|any|every)\s*\}|\\forall(?![A-Za-z]))\s*[A-Za-z]$"
 )
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
-_BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))")
+_BARE_FRACTION = re.compile(r"\\(frac|binom)\s*(?:\{([^{}]*)\}|([A-Za-z\d]|\\pi))\s*(?:\{([^{}]*)\}|([A-Za-z\d]|\\pi))")
 _SLASH = re.compile(r"(?<![\w.}/])(-?\d+)\s*/\s*(\d+)(?![\w./])")
 _TRAILING_TEXT = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
@@ -165,8 +178,8 @@ _UNIT_WORD = re.compile(
     r"(?:e?s)?\b\s*(?:\^\{?\d\}?)?\.?"
 )
 _WHOLE_FLOAT = re.compile(r"(?<![\w.])(\d+)\.0+(?![\d])")
-_ARGUMENT = re.compile(r"(\\[A-Za-z]+)\s*\{([^{}]*)\}")
-_EXPONENT = re.compile(r"\^\s*\{(?!\s*-?\d+\s*\}|.\})([^{}]*)\}")  # more than what may stand there without braces
+_ARGUMENT = re.compile(r"(\\[A-Za-z]+)\s*\{([^{}]*)\}(?:\s*\{([^{}]*)\})?")
+_EXPONENT = re.compile(r"([\^_])\s*\{(?!\s*-?\d+\s*\}|.\})([^{}]*)\}")  # more than what may stand there without braces
 _THOUSANDS = re.compile(r"(?<![\d.,(\[])(?<!\\\{)\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d{3})+(?![\d,])")
 _CASELESS = re.compile(
     r"(?<![A-Za-z\\])(?:[A-Z][a-z]{3,}|(?i:yes|no|true|false|odd|even|all|none|dne|and|or|ja|oui|non))(?![A-Za-z])"
@@ -222,12 +235,15 @@ def _clean_latex(text: str) -> str:
     """The part of `clean` that touches commands of LaTeX only."""
     if "\\" not in text:
         return text
+    text = _DOTS.sub(r"\\ldots", _TEXT.sub(r"\\text", text))
     text = _UNEQUAL.sub(r"\\ne ", _VARIANT.sub(r"\\", _NO_GAP.sub("", _TWICE.sub("", text))))
     text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), text))
-    text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
+    text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\\1", _SIZES.sub("", text)))
     text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", _ROW_GAP.sub("", text)))
     text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", _CHOOSE.sub(r"\\binom{\1}{\2}", text)))
     text = _LESS.sub(r"\1\\setminus ", text)
+    if len(set(_BASIS.findall(text))) > 1:
+        text = _BASIS.sub(r"\\vec{\1\2}", text)
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))
 
@@ -248,7 +264,7 @@ def math_style(text: str) -> str:
     text = _BARE_ROOT.sub(r"\\sqrt{\1}", _BARE_FRACTION.sub(_braced_fraction, text))
     text = _SLASH.sub(_slash_fraction, text)
     text = re.sub(r"(?<![\d])\.(?=\d)", "0.", text)
-    return _SPACES.sub("", text)
+    return _GAPS.sub("", text)
 
 
 def loose_style(text: str) -> str:
@@ -261,9 +277,9 @@ def loose_style(text: str) -> str:
     text = _MIXED.sub(_mixed_sum, _BARE_FRACTION.sub(_braced_fraction, text))
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
     text = re.sub(r"(?<![\w)])\((\w|\d+)\)(?![\w(])", r"\1", re.sub(r"\\[()\[\]]", "", text))
-    text = _ARGUMENT.sub(r"\1(\2)", _EXPONENT.sub(r"^(\1)", text))
+    text = _ARGUMENT.sub(lambda found: f"{found[1]}({found[2]})({found[3] or ''})", _EXPONENT.sub(r"\1(\2)", text))
     text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
-    return _SPACES.sub("", _CASELESS.sub(lambda word: word[0].lower(), text))
+    return _GAPS.sub("", _CASELESS.sub(lambda word: word[0].lower(), text))
 
 
 def without_range(gold: str, predicted: str) -> tuple[str, str]:
@@ -314,13 +330,24 @@ def undelimited(text: str) -> str:
 
 
 def named_primes(text: str) -> str:
-    """`f'` -> `f_{prime}`, `A^T` -> `A_{turned}`: parsers drop these signs, and S/S' becomes 1. `C_d x` -> `C_{d}x`, no
-    differential; `\\frac{dV}{dr}` -> `D_{dVdr}`, which would be 0; `3\\frac12x` -> `(3+1/2)x`, no product."""
+    """`f'` -> `f_{prime}`, `A^T` -> `A_{turned}`: parsers drop these signs, and S/S' becomes 1. `C_d x` -> `C_{d}x`,
+    no differential; `\\frac{dV}{dr}` -> `D_{dVdr}`, which would be 0; `3\\frac12x` -> `(3+1/2)x`, no product, and names
+    for others: `\\angle ABC`, `f(-x)`, `\\vec a \\times \\vec b`, and `\\Gamma`, which would be `\\gamma`."""
     text = _MIXED.sub(lambda found: _mixed_sum(found) if int(found[2]) < int(found[3]) else found[0], text)
     text = _DERIVATIVE.sub(lambda found: f"D_{{{re.sub('[^A-Za-z0-9]', '', found[1] + found[2])}}}", text)
     text = _LOOSE.sub(r"_{\1}", text)
     text = _TRANSPOSED.sub(lambda found: _LONE.sub(r"\1_{\2turned}", found[1]), text)
-    return _PRIMED.sub(lambda found: f"{found[1]}_{{{'prime' * len(found[2])}}}", text)
+    text = _PRIMED.sub(lambda found: f"{found[1]}_{{{'prime' * len(found[2])}}}", _TO_THE_T.sub("^{T_{o}}", text))
+    text = _INNER.sub(r" S_{\2turned\3} ", text)  # matrices and vectors do not commute
+    text = _FIGURE.sub(lambda found: _symbol(found[1], min(found[3], found[3][::-1])), text)
+    text = _CROSS.sub(r"X_{\1times\2}", _GAMMA.sub(lambda found: _symbol(found[0]), text))
+    text = _INVERSE.sub(r"\1_{inverse}", text)
+    return _CALL.sub(lambda found: _symbol(found[1], *(f"{ord(sign):x}x" for sign in "".join(found[2].split()))), text)
+
+
+def _symbol(*parts: str) -> str:
+    """A letter with a name that only equal parts have."""
+    return f"S_{{{re.sub('[^A-Za-z0-9]', '', ''.join(parts))}}}"
 
 
 def is_name(text: str) -> bool:
@@ -340,13 +367,13 @@ def without_names(gold: str, predicted: str) -> tuple[str, str]:
     ours, others = (_LETTER.match(text) for text in (gold, predicted))
     if ours and others and bool(ours[2]) == bool(others[2]) and ours.groups() != others.groups():
         return gold, predicted
-    unnamed = [text if _has_several_names(text) else _NAMED.sub("", text) for text in (gold, predicted)]
-    return unnamed[0], unnamed[1]
+    return _without_name(gold, predicted), _without_name(predicted, gold)
 
 
-def _has_several_names(text: str) -> bool:
+def _without_name(text: str, other: str) -> str:
     first, last = text.find("="), text.rfind("=")
-    return first < last and _SEPARATOR.search(text, first, last) is not None
+    several = first < last and (_SEPARATOR.search(text, first, last) or "=" in other)  # a = b = 0, a = 0, b = 0
+    return text if several else _NAMED.sub("", text)
 
 
 def _visible(letter: str) -> str:
@@ -386,8 +413,8 @@ def _plain_subscript(found: re.Match[str]) -> str:
 
 
 def _braced_fraction(found: re.Match[str]) -> str:
-    top, one, bottom, other = found.groups()
-    return rf"\frac{{{one if top is None else top}}}{{{other if bottom is None else bottom}}}"
+    name, top, one, bottom, other = found.groups()
+    return rf"\{name}{{{one if top is None else top}}}{{{other if bottom is None else bottom}}}"
 
 
 def _mixed_sum(found: re.Match[str]) -> str:
