@@ -268,7 +268,8 @@ class RewardCalls:
     async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> tuple[float | None, RewardParts]:
         """The reward, or None for "undecided", and its parts. case: names the attempt. Raises VerifierUnavailable
         where the function raised, took too long or returned nan or inf, and ConfigError for what is not a number."""
-        late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.")
+        hint = " An async def must leave its event loop free while it waits." if self.reward.is_async else ""
+        late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.{hint}")
         async with self._places:  # many groups of a step may end at once
             if self._overdue is not None and not self._overdue.done():
                 raise late  # a hanging call would delay each later one as much
@@ -298,6 +299,8 @@ class RewardCalls:
             return reward_in(given, self.reward.signature)
 
     async def _awaited(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its waiter may have been cancelled
         with self._blamed():
             return reward_in(await self.reward(problem, transcript), self.reward.signature)
 

@@ -256,5 +256,11 @@ def own_loop() -> asyncio.AbstractEventLoop:
     """The event loop of the user's coroutines, in a daemon thread. There is one, because the clients that they keep
     belong to a loop; what blocks in it blocks nothing of ours."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="own coroutines", daemon=True).start()
+
+    def run() -> None:
+        while True:  # a task that they start may end it, by sys.exit; the others go on
+            with suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
+
+    threading.Thread(target=run, name="own coroutines", daemon=True).start()
     return loop

@@ -1,6 +1,7 @@
 """Verifiers by name, and functions of other trainers as verifiers."""
 
 import asyncio
+import gc
 import inspect
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from rocstar.answers.plugin import (
     NAMES,
     RewardCalls,
     RewardVerifier,
+    Transcript,
     columns_for,
     load_reward,
     reward_of,
@@ -26,6 +28,7 @@ from rocstar.answers.plugin import (
 from rocstar.cli.verbs import answers
 from rocstar.config.sections import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
+from rocstar.support.plugins import own_loop
 from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Stop, Turn, Verdict
 from tests.answers.reward_functions import seen
 from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn, verified
@@ -83,13 +86,16 @@ def test_an_async_function_judges_all_attempts_at_once_on_one_loop_for_the_clien
     """They were asked one after the other, each on a loop of its own, where a kept client was of a closed one."""
     loops, all_there = list[asyncio.AbstractEventLoop](), asyncio.Event()
 
+    async def ends() -> None:
+        raise SystemExit(3)
+
     async def judge(completions: list[str], **_: Any) -> list[float]:
         loops.append(asyncio.get_running_loop())
         if len(loops) == 5:
             all_there.set()
         await all_there.wait()
         if completions == ["4"]:
-            raise SystemExit(3)
+            await asyncio.create_task(ends())  # it would end the loop
         return [1.0]
 
     reward = reward_of("judge", judge)
@@ -98,6 +104,19 @@ def test_an_async_function_judges_all_attempts_at_once_on_one_loop_for_the_clien
         found = asyncio.run(RewardVerifier(Letters(), RewardCalls(reward)).verify_all(asked))
         assert [isinstance(one, Outcome) for one in found] == [True, False, True, True, True]
     assert len(loops) == 10 and len(set(loops)) == 1
+
+
+def test_nothing_is_logged_of_an_async_call_that_is_no_longer_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    async def slow(solution_str: str, **_: Any) -> None:
+        await asyncio.sleep(60)
+
+    calls = RewardCalls(reward_of("slow", slow), seconds=0.1)
+    with pytest.raises(VerifierUnavailable, match="An async def must leave its event loop free"):
+        asyncio.run(calls.reward_of(problem("5"), Transcript.of_text("5"), "it"))
+    for _ in range(5):
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), own_loop()).result()
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_a_case_that_fails_loses_no_other_and_a_text_is_no_number() -> None:
