@@ -45,7 +45,7 @@ _NAME = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu))(
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\w\}?|[fghyp]\([a-z]\)")
 _LABELLED = re.compile(r"\s*([A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*=\s*([^=]+)")
 _CHAIN = re.compile(r"((?:[A-Za-z]\s*=\s*){2,})([^=<>,;]+)")
-_TUPLES = re.compile(r"\(((?:(?:[A-Za-z]|\\[a-z]+)\s*,?\s*){2,})\)\s*=\s*\(((?:[^()]|\([^()]*\))*)\)")
+_TUPLES = re.compile(r"\(((?:(?:[A-Za-z]|\\[a-z]+(?![a-z]))\s*(?:,\s*)?){2,})\)\s*=\s*\(((?:[^()]|\([^()]*\))*)\)")
 _BASIS = re.compile(r"((?<=[\w)}\]])\s*(?:\\cdot\s*)?)?\\vec\{([ijk])\}")
 _LABEL = re.compile(r"^[A-Za-z]\w?(?:_\{?\w+\}?)?$")
 
