@@ -134,7 +134,7 @@ _FIGURE = re.compile(r"\\([at])n?(?:gle|riangle)\s*(\{)?\s*([A-Z] ?[A-Z] ?[A-Z])
 _GAMMA = re.compile(r"\\gamma(?=\s*\()|\\Gamma(?![A-Za-z]|\s*[({_])")
 _INNER = re.compile(r"(\()?\s*([A-Za-z])_\{turned\}\s*([A-Za-z])(?![A-Za-z^_])(?(1)\s*\))")
 _INVERSE = re.compile(r"(?<![A-Za-z\\])([fghFG])\s*\^\s*\{?\s*-\s*1\s*\}?\s*(?=\()")
-_CALL = re.compile(r"(?<![A-Za-z\\])([fghFGE](?:_\{\w+\})?)\s*\((?!\s*(?:[a-z]|\d+)\s*[,)])([^()]+)\)")
+_CALL = re.compile(r"(?<![A-Za-z\\])([fFE](?:_\{\w+\})?)\s*\((?!\s*(?:[a-z]|\d+)\s*[,)])([^()]+)\)")
 _CROSS = re.compile(r"\\vec\s*\{?\s*(\w)\s*\}?\s*\\times\s*\\vec\s*\{?\s*(\w)(?!\w)\s*\}?")
 _DERIVATIVE = re.compile(
     r"\\frac\s*\{\s*((?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)\s*\}"

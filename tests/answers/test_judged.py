@@ -303,7 +303,7 @@ HOSTILE: Judged = [
         ("\\rho AC_d", "C_d\\rho A"), ("\\frac{q}{\\varepsilon_0}", "\\frac{1}{\\epsilon_0}q"),
         ("\\lceil x\\rceil+\\lfloor y\\rfloor", "⌈x⌉+⌊y⌋"), ("(3,-1)", "⟨3,−1⟩"),
         ("(2,-1)", "2\\mathbf i-\\mathbf j"), ("2\\hat{i}-x\\hat{k}", "(2,0,-x)"), ("2\\cdot21=42", "42"),
-        ("A^T", "A^\\top"),
+        ("A^T", "A^\\top"), ("\\frac12h(a+b)", "\\frac{(a+b)h}2"),
         ("a=b=c=0", "a=0,b=0,c=0"), ("(m,n)=(4,2)", "m=4,n=2"), ("a<0\\text{ or }a=1", "(-\\infty,0)\\cup\\{1\\}"),
         ("\\frac17\\triangle ABC", "\\frac{\\triangle ABC}7"), ("\\binom{2n}k", "\\binom{2n}{k}"),
         ("\\mbox{four}", "4"),
