@@ -6,12 +6,14 @@ import signal
 import textwrap
 import time
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from rocstar.sandbox import wire
-from rocstar.sandbox.call import Failure
+from rocstar.sandbox.call import DaemonSettings, Failure, Limits
+from rocstar.sandbox.daemon.sessions import NotebookSession, Sessions
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import Daemon, eventually, needs_empty_folder
 
@@ -206,7 +208,8 @@ def test_what_a_cell_left_running_between_cells_is_no_loss_of_the_service(own: D
         "left",
         1,
         f"""
-import os, signal, threading
+import os, select, signal, threading
+del select.poll  # as eventlet does
 x = []
 def ends(*_):
     x.append(1)
@@ -220,6 +223,22 @@ threading.Timer(0.01, {kept} or os._exit, [0]).start()
     response = own.cell("left", 2, "signal.setitimer(signal.ITIMER_REAL, 0); len(x) > 1")
     assert (response.value, response.state_lost, response.outcome == "ok") == ("True" if kept else None, not kept, kept)
     assert kept or ("by itself" in response.stderr and lost(own, "left", 3))
+
+
+@pytest.mark.parametrize(
+    ("at_limit", "short", "own"), [(True, "memory", True), (False, "memory", False), (False, "", True)]
+)
+def test_a_process_that_is_killed_between_cells_is_its_own_loss_only_at_its_own_limit(
+    at_limit: bool, short: str, own: bool
+) -> None:
+    """The kernel's count of kills is the machine's, with those at a group's own limit."""
+    session, sessions = NotebookSession("s", "", Limits(), 0), Sessions(DaemonSettings(), *(Mock() for _ in range(4)))
+    sessions.alive["s"] = session
+    session.worker = worker = Mock()
+    worker.group.killed.side_effect = lambda: setattr(worker, "blamed", lambda *_: short) or at_limit
+    worker.blamed = lambda *_: ""  # of what was counted before
+    sessions.process_ended(session, Mock())
+    assert (session.ended, "s" in sessions.alive) == (own, own)
 
 
 def test_a_cell_that_others_kept_from_beginning_is_interrupted_once_it_has_begun(own: Daemon) -> None:

@@ -403,11 +403,11 @@ class Sessions:
             raise ForkRefused(response.message or f"a branch ended as it began ({response.outcome})")
 
     def process_ended(self, session: NotebookSession, ended: Ended | None) -> None:
-        """Between two cells: a process that its own threads or timers have ended is no loss of the service."""
+        """Between two cells: a process that its own threads, timers or memory have ended is no loss of the service."""
         assert session.worker is not None
         if session.run is not None:
             session.run.on_ended(ended)
-        elif (ended or session.worker.group.killed()) and not session.worker.blamed(KILLED, session.shortages):
+        elif session.worker.group.killed() or (ended and not session.worker.blamed(KILLED, session.shortages)):
             session.ended, session.notebook = True, 0
         else:
             self.end(session)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import io
 import os
 import resource
-import select
 import signal
 import sys
 from contextlib import suppress
+from select import POLLIN, poll  # now: a cell may patch the module, as eventlet does
 from types import FrameType, ModuleType
 from typing import NoReturn
 
@@ -56,8 +56,8 @@ class Notebook:
 
     def wait(self) -> None:
         """Until there is something to receive. What handlers of a cell raise meanwhile ends nothing, as in Jupyter."""
-        waiting = select.poll()
-        waiting.register(self.control, select.POLLIN)
+        waiting = poll()
+        waiting.register(self.control, POLLIN)
         while True:
             with suppress(BaseException):
                 waiting.poll()
