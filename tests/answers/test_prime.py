@@ -2,6 +2,7 @@
 
 import pytest
 
+from rocstar.answers.pieces import take_apart
 from rocstar.answers.prime import grade_prime
 from rocstar.types import Verdict
 
@@ -98,3 +99,7 @@ def test_prime_decides(gold: str, predicted: str, verdict: Verdict) -> None:
 )
 def test_only_two_numbers_that_differ_leave_no_room_for_another_opinion(gold: str, predicted: str, method: str) -> None:
     assert grade_prime(gold, predicted) == (WRONG, method)
+
+
+def test_names_in_brackets_are_looked_for_in_linear_time() -> None:
+    assert take_apart("(" + "\\abcde" * 40) is None  # ten took seven seconds, each further one five times as long
