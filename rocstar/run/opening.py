@@ -191,7 +191,7 @@ def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, sc
         "versions": versions(),
         "git": git_state(),
         "code": code_of(recipe.resolved(), recipe.run.modules),
-        "computes": {**policy.computes, "learners": policy.ranks.size},
+        "computes": {**policy.computes, "learners": policy.ranks.size, "fault_budget": recipe.run.fault_budget},
         "settings": {folder.resolved.name: hash_of([folder.resolved])[:HASH]},  # edited by hand
     }
     if changed := note_surroundings(folder, now, step):
