@@ -291,8 +291,6 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
         ("[run]\nsave_rollouts=false\n[data]\ndrop_solved_attempts=2\ndrop_solved_age=3\n[[stage]]\nname='w'\nkind='rl'\n"
          "steps=1\n", 5, ["data.drop_solved_age 3 counts recorded attempts and run.save_rollouts is false"]),
         ("[end]\nwindow=5\n", 2, ["end.window is not read where end.reward_gain is None"]),
-        ("[end]\nreward_gain=0.1\n[[stage]]\nname='w'\nkind='rl'\nsteps=39\n", 2,
-         ["end.reward_gain is first looked at after 40 steps", "and stage w makes 39"]),
         ("[evaluate]\nproblems=0\nattempts=2\n", 3, ["evaluate.attempts is not read where evaluate.problems is 0"]),
         ("[evaluate]\nproblems=0\ngreedy=false\n", 3, ["evaluate.greedy is not read where evaluate.problems is 0"]),
         ("[[stage]]\nname='w'\nkind='rl'\nsteps=1\n[sft]\nbatch_rows=4\n", 6,

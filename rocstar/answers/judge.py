@@ -67,7 +67,6 @@ BOUND = re.compile(
 )
 _ABROAD = re.compile(rf"\\(?:text\w*|math\w+|mbox)\s*\{{[^{{}}]*(?:{ABROAD})")
 _ENDLESS = re.compile(r"[,+]\s*(?:\\[lcv]?dots(?![A-Za-z])|\.{3})")
-_PRODUCT = re.compile(r"(?:[A-Za-z}]|_\w)\s*\\(times|cdot)\s*[A-Za-z]")
 _BASED = re.compile(r"(?<![A-Za-z])(\d[\dA-F]*)\s*_\s*\{?\s*\(?\s*(-?\d+)")
 _VARIABLE = re.compile(r"[\d})]([A-Za-z])$")
 _END_LETTERS = re.compile(r"(?<=[\d\s})])[A-Za-z]+$")
@@ -105,7 +104,7 @@ def fused(graders: Sequence[str], gold: str, predicted: str) -> Found:
     last: Found = (Verdict.UNDECIDED, "unsure")
     lossy = LOSSY.search(gold) or LOSSY.search(predicted) or (BOUND.search(predicted) and not BOUND.search(gold))
     lossy = lossy or any(bool(sign.search(gold)) != bool(sign.search(predicted)) for sign in (_ABROAD, _ENDLESS))
-    if lossy or len(set(_PRODUCT.findall(gold)) ^ set(_PRODUCT.findall(predicted))) == 2:  # letters may be vectors
+    if lossy:
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
     gold, predicted = beside_bounds(gold, predicted), beside_bounds(predicted, gold)
     if "math_verify_any_names" not in graders and _differ_in_letters(gold, predicted):

@@ -147,15 +147,6 @@ def unread(recipe: Recipe) -> Iterator[Unread]:
             )
             names: list[Keys] = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
             yield names, [("stage", stage, "steps")], reason
-    for short in (stage for stage in recipe.stage if isinstance(stage, RlStage) and stage.steps):
-        window = short.end.window
-        for ending, needed in (("solved_share", window), ("reward_loss", window + 1), ("reward_gain", 2 * window)):
-            if getattr(short.end, ending) not in (None, -1) and short.steps < needed:  # -1: never flat
-                reason = (
-                    f"is first looked at after {needed} steps (end.window is {window}) and stage {short.name} makes "
-                    f"{short.steps}; lower end.window, raise stage.{short.name}.steps, or set it for other stages alone"
-                )
-                yield [("end", ending), ("stage", short.name, "end", ending)], [("stage", short.name, "steps")], reason
 
 
 def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:

@@ -17,10 +17,10 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2119, 17),
     "agents": (1096, 4),
     "analysis": (1730, 10),
-    "answers": (3710, 19),
+    "answers": (3712, 19),
     "cli": (3137, 21),
     "cluster": (848, 8),
-    "config": (2105, 10),
+    "config": (2096, 10),
     "data": (4247, 22),
     "dialogue": (1855, 11),
     "engines": (4524, 22),
@@ -33,21 +33,21 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (306, 1),
     "record": (2548, 16),
     "rollout": (1660, 11),
-    "run": (3945, 21),
+    "run": (3957, 21),
     "sandbox": (8726, 43),
     "serving": (739, 6),
-    "support": (2162, 15),
+    "support": (2168, 15),
     "tools": (960, 7),
     "train": (197, 1),
     "types": (612, 1),
     "view": (1826, 9),
 }
-CLASSES, FUNCTIONS = 559, 3984
+CLASSES, FUNCTIONS = 559, 3986
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_496}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_540}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

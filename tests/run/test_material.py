@@ -486,14 +486,17 @@ def test_a_model_that_cannot_learn_is_refused_before_anything_starts_whatever_en
         read(logits_scaling=8.0)
 
 
-def test_how_stale_tokens_are_weighed_is_told_where_the_recipe_does_not_say_it(
+def test_how_stale_tokens_are_weighed_and_what_cannot_end_a_stage_is_told(
     tmp_path: Path, pretrained: dict[str, Any]
 ) -> None:
-    def ahead(**learning: Any) -> list[str]:
-        stage = {**RL, "rollout": {"max_response_tokens": 60, "max_staleness_steps": 1}, "learning": learning}
+    def ahead(**sections: Any) -> list[str]:
+        stage = {**RL, "rollout": {"max_response_tokens": 60, "max_staleness_steps": 1}, **sections}
         plain = {"rollout": {"template": "compact", "max_turns": 1}}
         return list(material(imitating(tmp_path), stage, **pretrained, **plain).notes)
 
     (told,) = ahead()
     assert told.startswith("stage rl: tokens may be 1 step older") and told.endswith("2 (learning.importance_cap)")
-    assert ahead(importance_cap=0) == []
+    own = {"importance_cap": 0}
+    (told,) = ahead(learning=own, end={"reward_gain": 0.1})
+    assert "end.reward_gain is first looked at after 40 (end.window is 20), so it does not end the stage" in told
+    assert ahead(learning=own, end={"reward_gain": -1}) == []
