@@ -131,7 +131,7 @@ def unread(recipe: Recipe) -> Iterator[Unread]:
                     yield [(*entry, *key.split("."))], [(section, name), (*entry, section, name)], reason
     kinds: list[Keys] = [("stage", stage.name, "kind") for stage in recipe.stage]
     for section, kind in OF_KINDS.items():
-        if kinds and kind not in {stage.kind for stage in recipe.stage}:
+        if kinds and not any(section in type(stage).model_fields for stage in recipe.stage):
             reason = f"is not read where no stage has the kind {kind!r}; leave it out or add such a stage"
             for name in type(getattr(recipe, section)).model_fields:
                 yield [(section, name)], kinds, reason
