@@ -38,6 +38,7 @@ from rocstar.record.folder import HELD_OUT, RunFolder, read_json
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
 from rocstar.run.rows import Layout, as_shown, layouts_of, rows_of_layouts, with_steps
+from rocstar.run.stages import early_ends
 from rocstar.run.tasks import (
     FileTask,
     asked_again,
@@ -158,7 +159,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         codec=codec,
         template=template,
         benchmarks=benchmarks,
-        notes=[*layout_notes, *notes, *_stale(recipe.rl_stages), *_early_ends(recipe.rl_stages), *of_stages],
+        notes=[*layout_notes, *notes, *_stale(recipe.rl_stages), *early_ends(recipe.rl_stages), *of_stages],
     )
     parts.refuse_rows(material.questions)
     for one in benchmarks:
@@ -417,18 +418,6 @@ def _stale(stages: Sequence[RlStage]) -> Iterator[str]:
                 f"stage {stage.name}: tokens may be {plural(most, 'step')} older than what learns from them, so their "
                 f"loss is weighed by their probability now over that then, at most {cap:g} (learning.importance_cap)"
             )
-
-
-def _early_ends(stages: Sequence[RlStage]) -> Iterator[str]:
-    """Describes rules that cannot end their stage, which may be given more steps later."""
-    for stage in stages:
-        window, steps = stage.end.window, stage.steps
-        for rule, needed in (("solved_share", window), ("reward_loss", window + 1), ("reward_gain", 2 * window)):
-            if getattr(stage.end, rule) not in (None, -1) and 0 < steps < needed:  # -1: never flat
-                yield (
-                    f"stage {stage.name} makes {plural(steps, 'step')} and end.{rule} is first looked at after "
-                    f"{needed} (end.window is {window}), so it does not end the stage"
-                )
 
 
 def _unasked(material: Material) -> Iterator[str]:

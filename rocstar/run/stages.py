@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from rocstar.config.sections import EndSection
+from rocstar.config.sections import EndSection, RlStage
 from rocstar.support.screen import plural
 
 Row = Mapping[str, float | None]
@@ -24,6 +24,18 @@ REWARD, TRUNCATED, SOLVED, SAMPLED = "reward/mean", "len/truncated", "group/solv
 def why_over(rule: EndSection, rows: Sequence[Row]) -> str | None:
     """Why a stage with these steps is over; None while it continues. rows: its metrics, one a step."""
     return _spent(rule, rows) or _saturated(rule, rows) or _declined(rule, rows) or _flat(rule, rows)
+
+
+def early_ends(stages: Sequence[RlStage]) -> Iterator[str]:
+    """Describes rules that cannot end their stage, which may be given more steps later."""
+    for stage in stages:
+        window, steps = stage.end.window, stage.steps
+        for rule, needed in (("solved_share", window), ("reward_loss", window + 1), ("reward_gain", 2 * window)):
+            if getattr(stage.end, rule) not in (None, -1) and 0 < steps < needed:  # -1: never flat
+                yield (
+                    f"stage {stage.name} makes {plural(steps, 'step')} and end.{rule} is first looked at after "
+                    f"{needed} (end.window is {window}), so it does not end the stage"
+                )
 
 
 def expected_steps(rule: EndSection, steps: int, rows: Sequence[Row]) -> int:

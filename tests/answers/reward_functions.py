@@ -29,8 +29,8 @@ def moody(solution_str: str, **_: Any) -> Any:
         raise SystemExit("no mood")
     if solution_str == "sleep":
         time.sleep(30)
-    odd = {"half": 0.5, "more": 0.75, "less": -1, "nan": float("nan"), "large": 1e308, "huge": 10**400}
-    return {**odd, "much": "much", "digit": "1", "yes": True, "list": [1]}.get(solution_str, 0)
+    odd = {"half": 0.5, "more": 0.75, "less": -1, "nan": float("nan"), "inf": float("inf"), "huge": 10**400}
+    return {**odd, "large": 1e308, "much": "much", "digit": "1", "yes": True, "list": [1]}.get(solution_str, 0)
 
 
 def greedy(completions: Sequence[str], answer: Sequence[str], width: int) -> list[float]:

@@ -183,7 +183,7 @@ def test_one_threshold_holds_where_nobody_names_another() -> None:
 
 @pytest.mark.parametrize(
     ("text", "stop"),
-    [("nan", Stop.ANSWERED), ("nan", Stop.MAX_TOKENS), ("large", Stop.ANSWERED), ("huge", Stop.MAX_TOKENS)],
+    [*((text, Stop.ANSWERED) for text in ("nan", "inf", "large")), ("nan", Stop.MAX_TOKENS), ("huge", Stop.MAX_TOKENS)],
 )
 async def test_a_reward_that_is_not_finite_is_a_fault_of_the_function_and_names_the_case(text: str, stop: Stop) -> None:
     found = await asked("moody", text, stop=stop)

@@ -33,7 +33,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (306, 1),
     "record": (2548, 16),
     "rollout": (1660, 11),
-    "run": (3957, 21),
+    "run": (3958, 21),
     "sandbox": (8726, 43),
     "serving": (739, 6),
     "support": (2168, 15),
