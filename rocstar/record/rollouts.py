@@ -242,16 +242,24 @@ def _opened(file: Path) -> Iterator[Any]:
             yield opened
     except MemoryError as error:  # one of pyarrow's too
         raise MemoryError(f"{file} cannot be read for lack of memory") from error
-    except (ArrowException, KeyError, OSError, TypeError, ValueError) as error:
+    except (ArrowException, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
 
 
 def decoded(stored: Mapping[str, Any]) -> Row:
     """Convert a stored row of any version, with some of its columns, to version 2: `turns` with segments,
-    what else is JSON as objects. Raises ValueError, KeyError for JSON of another form."""
+    what else is JSON as objects. Raises ValueError, KeyError, TypeError for JSON of another form and for an unknown
+    word where there is one of a few."""
     row = dict(stored)
     if "turns" in row:
         row["turns"] = json.loads(row["turns"])
+        for turn in row["turns"]:
+            Finish(turn["finish"])
+            for result in turn["results"]:
+                result_of(result)
+    for name, kind in (("stop", Stop), ("verdict", Verdict)):
+        if row.get(name) is not None:
+            kind(row[name])
     if messages := row.get("prompt_messages"):
         row["prompt_messages"] = json.loads(messages)
     if parts := row.get("reward_parts"):

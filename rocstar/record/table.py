@@ -164,7 +164,7 @@ def _named(file: Path) -> Iterator[None]:
         yield
     except duckdb.OutOfMemoryException:
         raise MemoryError(f"{file} cannot be read for lack of memory") from None
-    except (duckdb.Error, KeyError, TypeError, ValueError) as error:
+    except (duckdb.Error, KeyError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{file} is not a complete file of attempts: {str(error).splitlines()[0]}") from None
 
 
