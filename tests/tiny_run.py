@@ -266,6 +266,7 @@ def begun(
 AS_PLAIN = (
     *("sft.optimizer=muon", "sft.muon_learning_rate=1e-5", "sft.dropout=0.02", "learning.top_entropy_share=0.5"),
     *("stage.stage1.end.window=1", "stage.stage1.end.reward_gain=1", "evaluate.every_steps=2"),
+    "stage.stage1.rollout.max_response_tokens=47",
 )
 """What `plain_run` says beside `begun`: as many kinds of state as one process has, and a stage that ends by its rule,
 because no reward rises by 1."""

@@ -8,13 +8,17 @@ import os
 import signal
 import threading
 import time
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from rocstar.record.folder import RunFolder
 from rocstar.rollout.together import all_or_none
 from rocstar.run import stopper as module
 from rocstar.run.stopper import Stopper
+from tests.forks import fork_children
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +129,28 @@ def test_where_the_run_itself_computes_it_is_interrupted_there_unless_the_weight
     assert reached == ["the end of the update"]
 
 
-def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> None:
+def test_a_stop_between_two_steps_saves_those_that_are_not_saved_yet(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from rocstar.run.checkpoints import Progress
+    from rocstar.run.steps import steps_of
+
+    stopper, saved, stage = Stopper(print), list[bool](), SimpleNamespace(name="s")
+    run: Any = SimpleNamespace(
+        stopper=stopper,
+        folder=RunFolder(tmp_path),
+        progress=Progress(stage_step=1),
+        checkpoints=SimpleNamespace(is_saved=lambda: bool(saved)),
+        is_half_changed=lambda: False,
+        save=lambda learner, *, complete: saved.append(complete),
+    )
+    for _ in range(2):
+        with stopper.installed(), pytest.raises(KeyboardInterrupt), steps_of(run, cast(Any, stage), cast(Any, None)):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+    assert saved == [False]
+
+
+def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from rocstar.cluster.here import start_ranks
     from rocstar.config.places import ClusterSection
@@ -135,6 +160,7 @@ def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> Non
     from rocstar.learning.policy import Policy
     from tests.learning.examples import codec, model, rows
 
+    fork_children(monkeypatch.setattr)
     ranks = start_ranks(ClusterSection(learners=2), ModelSection(), {})
     child: Any = ranks.children[0]
     in_vain = threading.Timer(60, child.kill)  # the wait ends, but not by a KeyboardInterrupt
