@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -96,7 +95,7 @@ async def test_an_error_in_a_step_is_raised_when_that_step_is_taken() -> None:
     async def roll(step: int) -> Any:
         if step == 1:
             raise OSError("the disk is full")
-        return SimpleNamespace()
+        return set[int]()
 
     async with StepsAhead(roll, end=3, ahead=2) as attempts:
         taken = ref(await attempts.take(0))

@@ -53,7 +53,7 @@ async def test_a_resumed_run_has_the_calls_of_steps_that_are_not_saved_and_knows
     folder, engine = run(tmp_path), Counted()
     first = FinishedCalls(folder, 0)
     first.written_by(Weights(version=3, fingerprint="these"), 2)
-    for step in (1, 3):
+    for step in (2, 3):
         await first.engine(step, engine).generate((1, 2), SAMPLING, request_id="r", session_id="s")  # type: ignore[arg-type]
     for saved, found in ((2, 2), (1, 3)):
         later = FinishedCalls(folder, saved)
