@@ -58,7 +58,9 @@ def test_a_stage_ends_by_its_rule_and_the_run_says_so(plain: tuple[Path, Ended])
         "evals/during/step=000006/result.json",
     ]
     files = {file.name for file in (folder / "runs" / "tiny" / "evals").rglob("*") if file.is_file()}
-    assert files == {"result.json", "samples.parquet"}, "nothing is left of what a killed evaluation is resumed from"
+    assert files == {"result.json", "samples.parquet", "greedy.parquet"}, (
+        "nothing is left of what a killed evaluation is resumed from"
+    )
     limits = {Path(name).parts[1:3]: found["setup"]["max_response_tokens"] for name, found in results(folder).items()}
     assert [place for place, most in limits.items() if most != 48] == [("during", "step=000004")], "stage1's own"
 
