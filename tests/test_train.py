@@ -151,7 +151,8 @@ def test_a_run_killed_and_stopped_again_and_again_ends_as_if_nothing_had_been(
     folder = workplace(tmp_path / "w")
     (folder / "own.py").write_text(DEADLY)
     command = Command.start(folder, "train", "tiny.toml", *start, *AS_PLAIN, "learning.advantage=own.py:deadly")
-    assert command.after_step(1, command.process.kill).code == -signal.SIGKILL
+    saved = folder / "runs" / "tiny" / "checkpoints" / "step=000001"  # amid the cold start
+    assert command.once(saved.exists, command.process.kill).code == -signal.SIGKILL
     (folder / "armed").touch()
     assert Command.start(folder, "train", "--resume", "tiny").wait().code == -signal.SIGKILL
     assert not (folder / "armed").exists()

@@ -184,8 +184,12 @@ class Command:
         return Ended(code=code, out=out, told=told)
 
     def after_step(self, step: int, act: Callable[[], None]) -> Ended:
-        """Act once the run has recorded `step`, then wait for its end."""
-        while len(metrics_lines(self.folder)) < step and self.process.is_alive():
+        """Act once the run has recorded `step`, then wait for its end. A kill then comes before that step is saved."""
+        return self.once(lambda: len(metrics_lines(self.folder)) >= step, act)
+
+    def once(self, is_so: Callable[[], bool], act: Callable[[], None]) -> Ended:
+        """Act once this is so, then wait for the run's end."""
+        while not is_so() and self.process.is_alive():
             time.sleep(GLANCE)
         if self.process.is_alive():
             act()

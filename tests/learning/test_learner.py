@@ -421,5 +421,6 @@ def test_mini_batches_share_the_rows_out() -> None:
     parts = split(rows((5,) * 7), 3, seed=1)
     assert sorted(len(part.rows) for part in parts) == [2, 2, 3]
     assert sorted(row.origin.attempt for part in parts for row in part.rows) == [*range(7)]
+    assert split(rows((5,) * 7), 3, seed=1) == parts != split(rows((5,) * 7), 3, seed=2), "siblings are dealt by chance"
     assert split(rows((5,)), 4, seed=0)[0].rows == rows((5,))
     assert split((), 2, seed=0) == []
