@@ -134,6 +134,13 @@ DEADLY = """
 import os
 from pathlib import Path
 from rocstar.learning.advantages import ADVANTAGES
+from rocstar.run import probe as module
+
+async def noted(*given, probe=module.probe):
+    Path("probed").touch()
+    await probe(*given)
+
+module.probe = noted
 
 def deadly(rewards, settings):
     if Path("armed").exists():  # this is called in the learner's turn
@@ -155,7 +162,7 @@ def test_a_run_killed_and_stopped_again_and_again_ends_as_if_nothing_had_been(
     assert command.once(saved.exists, command.process.kill).code == -signal.SIGKILL
     (folder / "armed").touch()
     assert Command.start(folder, "train", "--resume", "tiny").wait().code == -signal.SIGKILL
-    assert not (folder / "armed").exists()
+    assert not (folder / "armed").exists() and (folder / "probed").exists(), "before the first step is learnt from"
     command = Command.start(folder, "train", "--resume", "tiny")
     assert command.after_step(COLD_STEPS + 2, command.process.kill).code == -signal.SIGKILL
     command = Command.start(folder, "train", "--resume", "tiny")
