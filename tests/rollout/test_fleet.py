@@ -312,30 +312,19 @@ async def test_a_turn_that_gets_no_engine_waits_for_tools_of_others_and_not_for_
 
 
 async def test_an_engine_that_dies_over_new_weights_is_taken_out_and_has_them_when_it_is_back() -> None:
-    told, a = Told(), Faulty()
-    a.dead = True
-    async with opened(told, a=a, b=PlainEngine()) as fleet:
-        await fleet.load_weights(Weights(version=3, folder="w"))
-        assert fleet.load().capacity_tokens == a.capacity
-        a.dead = False
-        await until(lambda: bool(told.of("engine_back")))
-        assert a.version == 3
-        found = await asyncio.gather(*(trajectory(fleet, n) for n in range(4)))
-        assert found == [expected(n) for n in range(4)] and len(a.seen) > 1
-
-
-async def test_an_engine_that_comes_back_gets_the_newest_weights_as_they_are_kept() -> None:
-    """Where the first were sent, and others lie in a folder for whoever was lost."""
+    """As they are kept: where they were sent, others lie in a folder for whoever was lost."""
     told, a, b = Told(), Faulty(), PlainEngine()
     a.dead = True
     async with opened(told, a=a, b=b) as fleet:
         assert fleet.is_whole
         await fleet.load_weights(Weights(version=3, folder="sent"))
-        assert not fleet.is_whole
+        assert not fleet.is_whole and fleet.load().capacity_tokens == a.capacity
         fleet.keep(Weights(version=3, folder="written"))
         a.dead = False
         await until(lambda: bool(told.of("engine_back")))
-        assert fleet.is_whole and (a.folder, b.folder) == ("written", "sent")
+        assert fleet.is_whole and a.version == 3 and (a.folder, b.folder) == ("written", "sent")
+        found = await asyncio.gather(*(trajectory(fleet, n) for n in range(4)))
+        assert found == [expected(n) for n in range(4)] and len(a.seen) > 1
 
 
 async def test_while_learners_have_the_gpus_nothing_is_written_or_begun() -> None:
