@@ -14,6 +14,7 @@ import pytest
 from tests.tiny_run import (
     AS_PLAIN,
     COLD_STEPS,
+    PLAIN_STEPS,
     Command,
     Ended,
     attempts,
@@ -98,6 +99,9 @@ def test_a_branch_goes_on_from_a_stage_and_leaves_the_run_as_it_is(plain: tuple[
     ended = Command.start(folder, *branch, "run.name=second").wait()
     assert ended.code == 0, ended.told
     assert metrics(folder, "second") == metrics(folder)
+    states = [folder / "runs" / name / "checkpoints" / f"step={PLAIN_STEPS:06d}" for name in ("tiny", "second")]
+    mine, theirs = (json.loads((state / "state.json").read_text())["policy_version"] for state in states)
+    assert mine == theirs, "updates are counted on where no learner's state is restored"
     assert ended.told.count("during: evaluation") == 1, "that of the branch's own first step was made already"
     assert recorded() == before
     identity: dict[str, Any] = json.loads((folder / "runs" / "second" / "run.json").read_text())
