@@ -143,7 +143,7 @@ async def noted(*given, probe=module.probe):
 module.probe = noted
 
 def deadly(rewards, settings):
-    if Path("armed").exists():  # this is called in the learner's turn
+    if Path("armed").exists() and len(rewards) > 2:  # in the learner's turn: it is tried on two before a run begins
         Path("armed").unlink()
         os.kill(os.getpid(), 9)
     return ADVANTAGES["grpo"](rewards, settings)
