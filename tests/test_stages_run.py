@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -102,6 +103,8 @@ def test_a_branch_goes_on_from_a_stage_and_leaves_the_run_as_it_is(plain: tuple[
     states = [folder / "runs" / name / "checkpoints" / f"step={PLAIN_STEPS:06d}" for name in ("tiny", "second")]
     mine, theirs = (json.loads((state / "state.json").read_text())["policy_version"] for state in states)
     assert mine == theirs, "updates are counted on where no learner's state is restored"
+    pools = (folder / "runs" / name / "pools" / "stage3.json" for name in ("tiny", "second"))
+    assert not os.path.samefile(*pools), "the problems of a stage that had not begun are chosen again"
     assert ended.told.count("during: evaluation") == 1, "that of the branch's own first step was made already"
     assert recorded() == before
     identity: dict[str, Any] = json.loads((folder / "runs" / "second" / "run.json").read_text())
