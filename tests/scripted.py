@@ -51,7 +51,8 @@ class ScriptedTool:
     """Implements `Tool`. A mapping answers by the call's `code`, a sequence one entry per well-formed call in order.
 
     A program that is not in the mapping is a CODE_ERROR; a sequence that has run out raises SandboxUnavailable, so a
-    test that makes more calls than it scripted fails by name. Calls it was given are kept in `calls`."""
+    test that makes more calls than it scripted fails by name. Calls it was given are kept in `calls`, their seeds in
+    `seeds`."""
 
     def __init__(
         self, script: Mapping[str, Scripted] | Sequence[Scripted], name: str = "python", aliases: tuple[str, ...] = ()
@@ -61,6 +62,7 @@ class ScriptedTool:
         description = "Answers from a script."
         self._spec = ToolSpec(name=name, description=description, parameters=PARAMETERS, aliases=aliases)
         self.calls: list[ToolCall] = []
+        self.seeds: list[int] = []
 
     @property
     def spec(self) -> ToolSpec:
@@ -69,6 +71,7 @@ class ScriptedTool:
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
         """Raises SandboxUnavailable where the script says so or has run out."""
         self.calls.append(call)
+        self.seeds.append(seed)
         complaint = text_arguments(call, PARAMETERS)
         if complaint is not None:
             return bad_call(call, complaint)

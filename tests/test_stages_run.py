@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ import pytest
 from tests.tiny_run import (
     AS_PLAIN,
     COLD_STEPS,
+    PLAIN_STEPS,
     Command,
     Ended,
     attempts,
@@ -57,6 +59,12 @@ def test_a_stage_ends_by_its_rule_and_the_run_says_so(plain: tuple[Path, Ended])
         "evals/during/step=000004/result.json",
         "evals/during/step=000006/result.json",
     ]
+    files = {file.name for file in (folder / "runs" / "tiny" / "evals").rglob("*") if file.is_file()}
+    assert files == {"result.json", "samples.parquet", "greedy.parquet"}, (
+        "nothing is left of what a killed evaluation is resumed from"
+    )
+    limits = {Path(name).parts[1:3]: found["setup"]["max_response_tokens"] for name, found in results(folder).items()}
+    assert [place for place, most in limits.items() if most != 48] == [("during", "step=000004")], "stage1's own"
 
 
 FOR_LONG = ("stage.stage1.steps=500", "stage.stage3.steps=0", "evaluate.problems=0")
@@ -75,6 +83,7 @@ def test_a_person_ends_a_stage(start: tuple[str, ...], tmp_path: Path) -> None:
     (name, steps, reason) = stage_ends(folder)[1]
     assert (name, reason) == ("stage1", "a person requested it") and steps < 500
     (folder / "runs" / "tiny" / "summary.json").unlink()  # as while the run still evaluates
+    assert not (folder / "runs" / "tiny" / "end_stage").exists(), "else a resumed stage would end again"
     refused = Command.start(folder, "runs", "end-stage", "tiny").wait()
     assert refused.code == 2 and "no stage under way" in refused.told
 
@@ -88,11 +97,15 @@ def test_a_branch_goes_on_from_a_stage_and_leaves_the_run_as_it_is(plain: tuple[
 
     before = recorded()
     branch = ("train", "--branch", f"tiny@{COLD_STEPS + 2}")
-    refused = Command.start(folder, *branch, "run.seed=4").wait()
-    assert refused.code == 2 and "takes no 'run.seed=4'" in refused.told
     ended = Command.start(folder, *branch, "run.name=second").wait()
     assert ended.code == 0, ended.told
     assert metrics(folder, "second") == metrics(folder)
+    states = [folder / "runs" / name / "checkpoints" / f"step={PLAIN_STEPS:06d}" for name in ("tiny", "second")]
+    mine, theirs = (json.loads((state / "state.json").read_text())["policy_version"] for state in states)
+    assert mine == theirs, "updates are counted on where no learner's state is restored"
+    pools = (folder / "runs" / name / "pools" / "stage3.json" for name in ("tiny", "second"))
+    assert not os.path.samefile(*pools), "the problems of a stage that had not begun are chosen again"
+    assert ended.told.count("during: evaluation") == 1, "that of the branch's own first step was made already"
     assert recorded() == before
     identity: dict[str, Any] = json.loads((folder / "runs" / "second" / "run.json").read_text())
     assert identity["branched_from"] == {"run": str((folder / "runs" / "tiny").resolve()), "step": COLD_STEPS + 2}
@@ -144,4 +157,5 @@ def test_a_run_leaves_out_long_prompts_and_counts_epochs_and_says_so(tmp_path: P
     assert re.search("going on after step 2; steps? 3 .* made again: the last checkpoint is of step 2", ended.told)
     (cold, *_) = json.loads((folder / "runs" / "tiny" / "config.resolved.json").read_text())["stage"]
     assert (cold["steps"], cold["epochs"]) == (2, 0) and "epochs 1 of 18 rows" not in ended.told
+    assert [row["step"] for row in metrics(folder)] == [1, 2, 3, 4, 5]
     assert {row["question"][:5] for row in attempts(folder)} == {"Add 2", "Add 3", "Add 4", "Add 5"}

@@ -23,7 +23,9 @@ import pytest
 
 from rocstar.config.tree import flat
 from rocstar.evaluation.subject import find_agent
+from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
+from rocstar.record.rollouts import attempt_rows
 from tests.tiny_run import (
     AS_PLAIN,
     COLD_STEPS,
@@ -92,6 +94,16 @@ def test_a_run_ends_with_a_table_and_learns_from_mixed_groups(finished: tuple[Pa
     assert len(filed) == RL_STEPS * 8
     assert all(wrote == {version} for version, wrote in filed), "an attempt is filed under the version that wrote it"
     assert len({version for version, _ in filed}) > 2, "the run must have learnt something in between"
+    run = RunFolder(folder / "runs" / "tiny")
+    own = Counter(row["stage"] for row in rows)
+    assert [row["stage_step"] for row in rows] == [n for stage in own for n in range(1, own[stage] + 1)]
+    for name, step, _ in run.evaluations():
+        wrote = {version for made in attempt_rows(run.evaluation(name, step) / "samples.parquet", ("turns",))
+                 for turn in made["turns"] for version, _ in turn["version_spans"]}  # fmt: skip
+        version = json.loads((run.checkpoint(step) / "state.json").read_text())["policy_version"]
+        assert wrote == {version}, "an evaluation is answered by the weights of its step"
+    spent = sum(row.get("cpu/evaluation", 0.0) for row in read_journal(run.metrics))
+    assert read_json(run.summary)["cpu_seconds"]["evaluation"] > spent, "that of the last evaluation, too"
     record = json.loads((folder / "runs" / "tiny" / "pools" / "stage3.json").read_text())
     assert (record["attempts"], record["asked"]) == (2, 4), "stage3 keeps its choice of problems"
 
@@ -122,9 +134,16 @@ DEADLY = """
 import os
 from pathlib import Path
 from rocstar.learning.advantages import ADVANTAGES
+from rocstar.run import probe as module
+
+async def noted(*given, probe=module.probe):
+    Path("probed").touch()
+    await probe(*given)
+
+module.probe = noted
 
 def deadly(rewards, settings):
-    if Path("armed").exists():  # this is called in the learner's turn
+    if Path("armed").exists() and len(rewards) > 2:  # in the learner's turn: it is tried on two before a run begins
         Path("armed").unlink()
         os.kill(os.getpid(), 9)
     return ADVANTAGES["grpo"](rewards, settings)
@@ -139,10 +158,11 @@ def test_a_run_killed_and_stopped_again_and_again_ends_as_if_nothing_had_been(
     folder = workplace(tmp_path / "w")
     (folder / "own.py").write_text(DEADLY)
     command = Command.start(folder, "train", "tiny.toml", *start, *AS_PLAIN, "learning.advantage=own.py:deadly")
-    assert command.after_step(1, command.process.kill).code == -signal.SIGKILL
+    saved = folder / "runs" / "tiny" / "checkpoints" / "step=000001"  # amid the cold start
+    assert command.once(saved.exists, command.process.kill).code == -signal.SIGKILL
     (folder / "armed").touch()
     assert Command.start(folder, "train", "--resume", "tiny").wait().code == -signal.SIGKILL
-    assert not (folder / "armed").exists()
+    assert not (folder / "armed").exists() and (folder / "probed").exists(), "before the first step is learnt from"
     command = Command.start(folder, "train", "--resume", "tiny")
     assert command.after_step(COLD_STEPS + 2, command.process.kill).code == -signal.SIGKILL
     command = Command.start(folder, "train", "--resume", "tiny")
@@ -358,6 +378,7 @@ def test_a_model_that_never_calls_the_tool_ends_with_a_table(tmp_path: Path) -> 
     ended = Command.start(folder, "train", "tiny.toml", *short).wait()
     assert ended.code == 0, ended.told
     assert "attempts without the tool" in ended.out
+    assert ended.told.count("warning: stage1: 100% of the attempts never called a tool; ") == 1
     rows = attempts(folder)
     guessed = {(row["step"], row["problem_id"]) for row in rows if row["reward"]}  # by luck, on some machines
     assert not any(row["kept"] for row in rows if (row["step"], row["problem_id"]) not in guessed)
@@ -386,9 +407,13 @@ def test_a_run_learns_from_graded_rewards_and_tells_that_they_were_changed_befor
     that was put back before a step was made with another: tests/test_continued.py."""
     folder = workplace(tmp_path / "w")
     (folder / "rewards.py").write_text(REWARDS)
-    graded = (*start, "evaluate.verifier=rewards.py:graded", "stage.stage1.steps=2", "stage.stage3.steps=0")
+    few = ("stage.stage1.steps=2", "stage.stage3.steps=0", "evaluate.every_steps=1", "run.checkpoint_seconds=1000")
+    graded = (*start, "evaluate.verifier=rewards.py:graded", *few)
     ended = Command.start(folder, "train", "tiny.toml", *graded).wait()
     assert ended.code == 0 and "rewards.py: not what" not in ended.told, ended.told
+    at = COLD_STEPS + 2
+    kept = sorted(path.name for path in (folder / "runs" / "tiny" / "checkpoints").iterdir())
+    assert kept == [f"step={step:06d}" for step in (COLD_STEPS, at - 1, at)], "a run is saved before it evaluates"
     made = attempts(folder)
     assert {row["reward"] for row in made} >= {0.5, 1.0} and {row["reward"] for row in made} <= {-0.25, 0.0, 0.5, 1.0}
     assert all((row["verdict"] == "right") == (row["reward"] > 0.5) for row in made)
@@ -405,7 +430,7 @@ def test_a_run_learns_from_graded_rewards_and_tells_that_they_were_changed_befor
     ended = Command.start(folder, "train", "--resume", "tiny", "stage.stage1.steps=3").wait()
     assert ended.code == 0 and "code.rewards.py: changed since the run last computed" in ended.told, ended.told
     assert "the evaluations differ in code.rewards.py" in ended.told, "before and after"
-    at, changes = COLD_STEPS + 2, json.loads((folder / "runs" / "tiny" / "run.json").read_text())["changes"]
+    changes = json.loads((folder / "runs" / "tiny" / "run.json").read_text())["changes"]
     assert [(row["step"], row["setting"]) for row in changes] == [(at, "stage.stage1.steps"), (at, "code.rewards.py")]
 
 

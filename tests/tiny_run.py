@@ -184,8 +184,12 @@ class Command:
         return Ended(code=code, out=out, told=told)
 
     def after_step(self, step: int, act: Callable[[], None]) -> Ended:
-        """Act once the run has recorded `step`, then wait for its end."""
-        while len(metrics_lines(self.folder)) < step and self.process.is_alive():
+        """Act once the run has recorded `step`, then wait for its end. A kill then comes before that step is saved."""
+        return self.once(lambda: len(metrics_lines(self.folder)) >= step, act)
+
+    def once(self, is_so: Callable[[], bool], act: Callable[[], None]) -> Ended:
+        """Act once this is so, then wait for the run's end."""
+        while not is_so() and self.process.is_alive():
             time.sleep(GLANCE)
         if self.process.is_alive():
             act()
@@ -266,6 +270,7 @@ def begun(
 AS_PLAIN = (
     *("sft.optimizer=muon", "sft.muon_learning_rate=1e-5", "sft.dropout=0.02", "learning.top_entropy_share=0.5"),
     *("stage.stage1.end.window=1", "stage.stage1.end.reward_gain=1", "evaluate.every_steps=2"),
+    "stage.stage1.rollout.max_response_tokens=47",
 )
 """What `plain_run` says beside `begun`: as many kinds of state as one process has, and a stage that ends by its rule,
 because no reward rises by 1."""

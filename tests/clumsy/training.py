@@ -295,6 +295,11 @@ MODELS = [
         model_config(model_type="bert", type_vocab_size=2),
     ),
     given("train pretrained.toml rollout.max_response_tokens=300", "300 ... 256 ... set it to"),
+    given(
+        "train pretrained.toml model.lora_rank=4 sft.optimizer=adamw sft.adamw_learning_rate=1e-2 "
+        "\"model.lora_targets=['q_proj','w_proj']\"",
+        "model.lora_targets names 'w_proj', which is not a linear layer of",
+    ),
     pretrained(
         "a template whose stop the tokenizer lacks",
         "<|im_end|>",

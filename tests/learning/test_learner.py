@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from rocstar.config.sections import LearningSection, SftSection
+from rocstar.config.sections import LearningSection, RlStage, SftSection
 from rocstar.errors import ContractBroken, RunHalted
 from rocstar.learning import optimizers
 from rocstar.learning.advantages import loss_weights, split
@@ -30,7 +30,7 @@ from rocstar.learning.optimizers import (
     stochastically_rounded,
 )
 from rocstar.learning.policy import moments
-from rocstar.learning.step import learn_rows
+from rocstar.learning.step import learn_rows, rl_learner
 from rocstar.types import Batch, RowOrigin, gaps
 from tests.learning import examples
 from tests.learning.examples import (
@@ -42,6 +42,7 @@ from tests.learning.examples import (
     rows,
     same_weights,
 )
+from tests.record.examples import recipe
 
 
 def learner(seed: int = 0, temperature: float = 1.0, **section: Any) -> GrpoLearner:
@@ -200,6 +201,23 @@ def test_a_restored_learner_goes_on_to_the_same_bits(tmp_path: Path, kl: float, 
     assert changed._optimizers[0].param_groups[0]["weight_decay"] == 0.0
     assert other.update(Batch(rows=scored)) == mine.update(Batch(rows=scored))
     assert other._policy.version == 2 and same_weights(other._policy, mine._policy)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["goes on", "begins after another"])
+def test_a_stage_goes_on_with_its_reference_and_begins_with_the_weights_of_its_beginning(
+    tmp_path: Path, inside: bool
+) -> None:
+    """Its optimizer state goes on in both cases; `reset_optimizer` is for its beginning alone."""
+    mine = learner(kl_coefficient=0.5)
+    mine.update(Batch(rows=rows()))
+    mine.save(tmp_path)
+    settings = LearningSection(kl_coefficient=0.5, reset_optimizer=inside)
+    stage = recipe().stage[1].model_copy(update={"learning": settings})
+    assert isinstance(stage, RlStage)
+    made = rl_learner(policy(1), stage, (), before=stage, newest=tmp_path, inside=inside)
+    assert (made._policy.version, made.updates) == (1, 1) and made._reference is not None
+    now = dict(made._policy.model.named_parameters())
+    assert all(torch.equal(now[name], each) for name, each in made._reference.weights.items()) != inside
 
 
 def kept(mine: GrpoLearner) -> dict[str, torch.Tensor]:
@@ -403,5 +421,6 @@ def test_mini_batches_share_the_rows_out() -> None:
     parts = split(rows((5,) * 7), 3, seed=1)
     assert sorted(len(part.rows) for part in parts) == [2, 2, 3]
     assert sorted(row.origin.attempt for part in parts for row in part.rows) == [*range(7)]
+    assert split(rows((5,) * 7), 3, seed=1) == parts != split(rows((5,) * 7), 3, seed=2), "siblings are dealt by chance"
     assert split(rows((5,)), 4, seed=0)[0].rows == rows((5,))
     assert split((), 2, seed=0) == []

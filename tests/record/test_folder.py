@@ -103,7 +103,7 @@ def test_rewind_forgets_what_came_after_a_step_and_nothing_else(tmp_path: Path) 
             metrics.append({"step": step})
     for step in (1, 3, 4):
         write_attempts(folder.rollout_file(step), step, attempts_of([resampled()]), None)
-    for name, step in [("before", 0), ("after", 4)]:
+    for name, step in [("before", 0), ("during", 3), ("after", 4)]:
         folder.evaluation(name, step).mkdir(parents=True)
         write_json(folder.evaluation(name, step) / "result.json", {"accuracy": None})
     write_json(folder.summary, {})
@@ -114,7 +114,7 @@ def test_rewind_forgets_what_came_after_a_step_and_nothing_else(tmp_path: Path) 
 
     assert [row["step"] for row in read_journal(folder.metrics)] == [1, 2, 3]
     assert sorted(file.name for file in folder.rollouts.iterdir()) == ["step=000001.parquet", "step=000003.parquet"]
-    assert [(name, step) for name, step, _ in folder.evaluations()] == [("before", 0)]
+    assert [(name, step) for name, step, _ in folder.evaluations()] == [("before", 0), ("during", 3)]
     assert folder.checkpoint_steps() == [3]
     assert not folder.summary.exists()
 

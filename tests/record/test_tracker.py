@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,26 @@ def test_metrics_carry_their_stage_and_events_their_time(tmp_path: Path) -> None
     assert event["time"] > 0
 
 
-def test_it_writes_more_steps_than_its_queue_holds(tmp_path: Path) -> None:
-    folder = run(tmp_path)
-    with RunTracker(folder, decode=decode) as tracker:
+def test_it_writes_more_steps_than_its_queue_holds_for_which_the_trainer_waits(tmp_path: Path) -> None:
+    folder, goes_on = run(tmp_path), threading.Event()
+
+    def slow(token_ids: Sequence[int]) -> str:
+        goes_on.wait(60)
+        return decode(token_ids)
+
+    def record() -> None:
         for step in range(1, WAITING_STEPS + 4):
             tracker.record_attempts(step, attempts_of([resampled()]))
+
+    with RunTracker(folder, decode=slow) as tracker:
+        trainer = threading.Thread(target=record)
+        trainer.start()
+        trainer.join(0.3)
+        waits = trainer.is_alive()
+        goes_on.set()
+        trainer.join(60)
         tracker.flush()
+        assert waits, "else memory holds the attempts of any number of steps"
         assert len(list(folder.rollouts.iterdir())) == WAITING_STEPS + 3
     assert [row["text"][0] for row in read_rollouts(folder, 1)] == ["<11> <12>"] * 3
     assert tracker.failure is None
@@ -48,13 +63,16 @@ def gone(folder: RunFolder) -> RunFolder:
 
 
 def test_a_failing_disk_is_told_once_and_never_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tracker = RunTracker(gone(run(tmp_path)))
+    folder = gone(run(tmp_path))
+    tracker = RunTracker(folder)
     tracker.log(1, {"loss": 1.0})
+    folder.path.mkdir()
     tracker.event("note")
     tracker.record_attempts(1, attempts_of([resampled()]))
     tracker.close()
     assert tracker.failure is not None and "No such file" in tracker.failure
     assert capsys.readouterr().err == f"warning: {tracker.failure}\n"
+    assert not [*folder.path.iterdir()], "a record with a gap would be taken for a complete one"
 
 
 @pytest.mark.parametrize(("number", "remedy"), [(28, "free some space"), (30, "mend that")])

@@ -33,8 +33,8 @@ def sum_tool() -> ScriptedTool:
 
 async def test_the_ids_trained_on_are_the_ids_the_engine_saw() -> None:
     engine = ScriptedEngine(CODEC, [f"Let me see. {RUN}", f"{program('nonsense')} and {RUN}", ANSWER])
-    trajectory = await attempt(engine, sum_tool())
-    assert trajectory.stop is Stop.ANSWERED and trajectory.num_calls == 3
+    trajectory = await attempt(engine, tool := sum_tool())
+    assert trajectory.stop is Stop.ANSWERED and trajectory.num_calls == len(set(tool.seeds)) == 3
     ids = [call.id for turn in trajectory.turns for call in turn.calls]
     assert ids == [result.call_id for result in trajectory.results] and len(set(ids)) == 3
     asked, known = (), trajectory.prompt_ids

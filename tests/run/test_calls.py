@@ -10,8 +10,9 @@ import pytest
 
 from rocstar.errors import DataError
 from rocstar.record.journal import read_journal
-from rocstar.run.calls import NEEDS, StepEngine
-from rocstar.types import Completion, Finish, Sampling, VersionSpan
+from rocstar.run.calls import NEEDS, FinishedCalls, StepEngine
+from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
+from tests.record.examples import run
 
 SAMPLING = Sampling(max_new_tokens=2)
 
@@ -44,6 +45,22 @@ async def test_a_call_is_taken_once_and_made_anew_by_other_weights_or_unknown_on
         assert await asked_twice(path, engine, known) == found
     path.write_text(before.replace("these", "").replace('[""]', "[null]"))
     assert await asked_twice(path, engine, {}) == [7, 8]
+
+
+async def test_a_resumed_run_has_the_calls_of_steps_that_are_not_saved_and_knows_no_weights_after_its_own(
+    tmp_path: Path,
+) -> None:
+    folder, engine = run(tmp_path), Counted()
+    first = FinishedCalls(folder, 0)
+    first.written_by(Weights(version=3, fingerprint="these"), 2)
+    for step in (2, 3):
+        await first.engine(step, engine).generate((1, 2), SAMPLING, request_id="r", session_id="s")  # type: ignore[arg-type]
+    for saved, found in ((2, 2), (1, 3)):
+        later = FinishedCalls(folder, saved)
+        assert [file.name for file in folder.calls.glob("step=*")] == ["step=000003.jsonl"]
+        again = later.engine(3, engine)  # type: ignore[arg-type]
+        made = await again.generate((1, 2), SAMPLING, request_id="r", session_id="s")
+        assert (made.token_ids, again.there) == ((found,), 1)
 
 
 async def test_a_call_without_log_probabilities_that_are_numbers_is_not_kept(tmp_path: Path) -> None:

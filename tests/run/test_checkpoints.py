@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("torch")
 
-from rocstar.config.sections import LearningSection
+from rocstar.config.sections import LearningSection, RunSection
 from rocstar.errors import DataError
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.folder import RunFolder
-from rocstar.run.checkpoints import Progress, latest, prune, save
+from rocstar.run import checkpoints
+from rocstar.run.checkpoints import Checkpoints, Progress, latest, prune, save
 from tests.learning.examples import policy
 from tests.record.examples import run
+from tests.scripted import Clock
 
 
 @pytest.fixture
@@ -106,6 +110,28 @@ def test_pruning_keeps_the_newest_and_the_last_of_each_stage(folder: RunFolder) 
         saved(folder, step, complete=step == 2)
     prune(folder, 2)
     assert folder.checkpoint_steps() == [2, 5, 6]
+
+
+def test_a_checkpoint_is_due_after_its_seconds_unless_writing_took_a_larger_share_of_them(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, complete, nobody = Clock(), list[bool](), cast(Any, None)
+
+    def slowly(of: RunFolder, progress: Progress, *_: object) -> None:
+        clock.now += 20
+        complete.append(progress.stage_complete)
+
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(checkpoints, "save", slowly)
+    made, due = Checkpoints(folder, RunSection(checkpoint_seconds=100, checkpoint_cost=0.1), Progress(), None), []
+    for seconds in (99, 1):
+        clock.now += seconds
+        due.append(made.is_due())
+    made.write(nobody, nobody, complete=True)
+    for seconds in (199, 1):
+        clock.now += seconds
+        due.append(made.is_due())
+    assert due == [False, True, False, True] and complete == [True]
 
 
 def test_a_torn_checkpoint_is_passed_over_and_does_not_stop_the_pruning(folder: RunFolder) -> None:

@@ -140,9 +140,9 @@ async def test_faults_of_ours_are_no_proof_of_anything_and_are_asked_again(tmp_p
 
 async def test_recorded_attempts_of_young_enough_weights_count(tmp_path: Path) -> None:
     """Two right ones at problem 0 by version 4, one wrong one at problem 2 by version 4, two right ones at problem 4 by
-    version 1."""
+    version 3."""
     folder = run(tmp_path)
-    write_recorded(folder, 1, 1, {"4": [Verdict.RIGHT, Verdict.RIGHT]})
+    write_recorded(folder, 1, 3, {"4": [Verdict.RIGHT, Verdict.RIGHT]})
     write_recorded(folder, 2, 4, {"0": [Verdict.RIGHT, Verdict.RIGHT], "2": [Verdict.RIGHT, Verdict.WRONG]})
     roller = Scripted()
     assert await pool_of(folder, roller, drop_solved_age=1) == ["1", "2", "3", "5", "7", "9"]

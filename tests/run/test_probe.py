@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rocstar.answers.grade import Grade, Grader
 from rocstar.errors import RunHalted, SandboxUnavailable
-from rocstar.run.probe import probe
+from rocstar.run import probe as module
+from rocstar.run.probe import Prober, probe
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.python import PythonTool
 from rocstar.types import ToolCall, ToolResult, Verdict
+from tests.scripted import Clock
 
 
 class Lying(PythonTool):
@@ -48,3 +52,21 @@ async def test_no_answer_is_a_fault_of_ours_and_no_wrong_answer() -> None:
     sandbox.close()
     with pytest.raises(SandboxUnavailable):
         await probe(PythonTool(sandbox, Limits()), Grader())
+
+
+async def test_probes_come_before_the_first_step_and_then_every_so_many_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That a run makes them: tests/test_train.py."""
+    clock, probed, nobody = Clock(), list[float](), SimpleNamespace()
+
+    async def noted(*_: Any) -> None:
+        probed.append(clock.now)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(module, "probe", noted)
+    prober: Any = Prober(nobody, nobody, 100.0)  # type: ignore[arg-type]
+    for seconds in (0, 99, 1, 60, 60):
+        clock.now += seconds
+        await prober.probe_when_due()
+    assert probed == [0, 100, 220]

@@ -8,10 +8,13 @@ import os
 import signal
 import threading
 import time
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from rocstar.record.folder import RunFolder
 from rocstar.rollout.together import all_or_none
 from rocstar.run import stopper as module
 from rocstar.run.stopper import Stopper
@@ -123,6 +126,26 @@ def test_where_the_run_itself_computes_it_is_interrupted_there_unless_the_weight
     with pytest.raises(KeyboardInterrupt), stopper.installed():
         asyncio.run(run())
     assert reached == ["the end of the update"]
+
+
+def test_a_stop_between_two_steps_saves_those_that_are_not_saved_yet(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from rocstar.run.checkpoints import Progress
+    from rocstar.run.steps import steps_of
+
+    stopper, saved, stage = Stopper(print), list[bool](), SimpleNamespace(name="s")
+    run: Any = SimpleNamespace(
+        stopper=stopper,
+        folder=RunFolder(tmp_path),
+        progress=Progress(stage_step=1),
+        checkpoints=SimpleNamespace(is_saved=lambda: False),
+        is_half_changed=lambda: False,
+        save=lambda learner, *, complete: saved.append(complete),
+    )
+    with stopper.installed(), pytest.raises(KeyboardInterrupt), steps_of(run, cast(Any, stage), cast(Any, None)):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    assert saved == [False], "the stage is not over"
 
 
 def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> None:
