@@ -99,7 +99,7 @@ def run_goes_on(pipe: IO[bytes]) -> Callable[[float], bool]:
 
 def _start(folder: RunFolder, name: str) -> tuple[subprocess.Popen[bytes], Path]:
     log = folder.next_log(f"track-{name}")
-    command = ["-Pm", "rocstar", "runs", "track", str(folder.path), "--to", name, "--follow"]
+    command = ["-Pm", "rocstar", "--traceback", "runs", "track", str(folder.path), "--to", name, "--follow"]
     with log.open("wb") as out:
         child = subprocess.Popen(
             [sys.executable, *command],

@@ -67,6 +67,7 @@ async def test_responses_and_messages_say_the_same() -> None:
     other = attempt(Told([program("print(2+3)"), "so 5"]))
     offered = [{"name": "python", "description": "Runs it.", "input_schema": SCHEMA}]
     head = {"max_tokens": 60, "system": "be brief", "tools": offered}
+    head["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": False}
     first = await ask(other, "/v1/messages", messages=[user("q")], **head)
     (block,) = first["content"]
     assert (block["type"], block["input"], first["stop_reason"]) == ("tool_use", {"code": "print(2+3)"}, "tool_use")

@@ -90,7 +90,9 @@ def test_a_line_that_is_being_written_is_sent_when_it_is_whole(tmp_path: Path) -
     assert sink.seen == [(1, {"loss": 2.0})]
 
 
-def test_a_tracker_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_fails_is_told_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     hiding = tmp_path / "hiding"
     hiding.mkdir()
     (hiding / "wandb.py").write_text("raise RuntimeError('no such server')")
@@ -100,7 +102,12 @@ def test_a_tracker_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, monkey
         steps(folder, 1, 2)
     (sentence,) = said
     assert "wandb failed, which does not affect the run" in sentence
-    assert "no such server" in (folder.path / "logs" / "track-wandb-1.txt").read_text()
+    log = (folder.path / "logs" / "track-wandb-1.txt").read_text()
+    assert "no such server" in log and "Traceback" in log
+
+    monkeypatch.syspath_prepend(hiding)
+    assert command(["runs", "track", str(folder.path), "--to", "wandb"]) == 3
+    assert capsys.readouterr().err == "rocstar: wandb failed: no such server; --traceback shows where\n"
 
 
 def test_a_closed_pipe_ends_the_waiting() -> None:

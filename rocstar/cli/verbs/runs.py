@@ -12,8 +12,8 @@ import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, Runs, options_of, print_json
 from rocstar.cli.verbs.sweep import print_sweep
-from rocstar.errors import ConfigError
-from rocstar.support.exits import need, visible
+from rocstar.errors import ConfigError, ContractBroken, Unavailable, first_line
+from rocstar.support.exits import failure, need, visible
 
 if TYPE_CHECKING:
     from rocstar.record.folder import RunFolder
@@ -384,8 +384,13 @@ def track(
     from rocstar.record.trackers import open_sink, run_goes_on
 
     folder = RunFolder.find(name, runs)
-    with open_sink(to, folder) as log:
-        step = carry_out(folder, to, log, run_goes_on(sys.stdin.buffer) if follow else lambda seconds: False)
+    try:
+        with open_sink(to, folder) as log:
+            step = carry_out(folder, to, log, run_goes_on(sys.stdin.buffer) if follow else lambda seconds: False)
+    except Exception as error:  # a library of theirs may raise anything
+        if isinstance(error, ContractBroken) or failure(error) is not None:
+            raise
+        raise Unavailable(f"{to} failed: {first_line(error)}; --traceback shows where") from error
     print(f"{to} has all steps of {folder.name} up to {step}")
 
 
