@@ -166,7 +166,7 @@ class Updater:
 
     def _step(self, loss: float) -> dict[str, float]:
         parameters = [p for p in self._policy.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = norm_of([p.grad for p in parameters if p.grad is not None])
         total = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         rate = set_rates(self._optimizers, self._schedule(self.updates))
         if not (math.isfinite(total) and math.isfinite(loss)):
@@ -187,3 +187,10 @@ class Updater:
         for optimizer in self._optimizers:
             optimizer.step()
         return {"grad_norm": total, "learning_rate": rate, "skipped": 0.0}
+
+
+def norm_of(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of all together. On a CPU torch's fp32 sum over 136 million squares loses 1.4% of a norm, one over a million
+    0.001%, so whole tensors are summed in pieces."""
+    pieces = [(one,) if isinstance(one, DTensor) else torch.split(one.flatten(), 2**20) for one in gradients]
+    return torch.nn.utils.get_total_norm([piece for some in pieces for piece in some])

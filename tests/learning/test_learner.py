@@ -31,6 +31,7 @@ from rocstar.learning.optimizers import (
 )
 from rocstar.learning.policy import moments
 from rocstar.learning.step import learn_rows, rl_learner
+from rocstar.learning.update import norm_of
 from rocstar.types import Batch, RowOrigin, gaps
 from tests.learning import examples
 from tests.learning.examples import (
@@ -179,6 +180,11 @@ def test_a_step_says_how_much_of_its_learning_is_done(settings: dict[str, Any]) 
             len(seen) > 1 and seen == sorted(set(seen)) and seen[0][0] == 0 and len({total for _, total in seen}) == 1
         )
         assert mine._policy.learnt[0] == pytest.approx(mine._policy.learnt[1])
+
+
+def test_the_norm_of_a_large_gradient_is_that_of_a_sum_in_double_precision() -> None:
+    gradient = torch.full((64, 2**18), 0.1)
+    assert norm_of([gradient[:1], gradient[1:]]).item() == pytest.approx(gradient.double().norm().item(), rel=1e-3)
 
 
 def test_warmup_raises_the_learning_rate_step_by_step() -> None:
