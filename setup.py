@@ -28,13 +28,15 @@ ATTENTION = Extension(
 
 
 class BuildWithRecipes(build_py):
-    """A package carries the recipes, which lie beside it in a checkout."""
+    """A package carries the recipes and the pages that messages name, which lie beside it in a checkout."""
 
     def run(self):
         super().run()
         if not self.editable_mode:
-            there = Path(self.build_lib, "rocstar", "recipe_files")
-            shutil.copytree("recipes", there, dirs_exist_ok=True)
+            there = Path(self.build_lib, "rocstar")
+            shutil.copytree("recipes", there / "recipe_files", dirs_exist_ok=True)
+            aside = shutil.ignore_patterns("_build", "images", "conf.py")
+            shutil.copytree("docs", there / "docs", dirs_exist_ok=True, ignore=aside)
 
 
 setup(cmdclass={"build_py": BuildWithRecipes}, ext_modules=[FORK, ATTENTION] if sys.platform == "linux" else [])

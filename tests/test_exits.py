@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rocstar
-from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, USAGE, failure, install_command
+from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, USAGE, failure, install_command, with_pages
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
@@ -66,6 +66,13 @@ def test_where_scripts_install_made_the_environment_it_is_the_one_suggested(monk
     assert install_command("train") == f"cd {checkout} && scripts/install train"
     monkeypatch.setattr(sys, "prefix", "/opt/theirs")
     assert "pip install" in install_command("train")
+
+
+def test_an_installed_package_names_its_own_copy_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_pages(said := "docs/sandbox.md lists what there is, as do my/docs/a.md and ./docs/a.md") == said
+    monkeypatch.setattr(rocstar, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "docs").mkdir()
+    assert with_pages(said) == f"{tmp_path}/{said}"
 
 
 def test_a_disk_that_is_full_under_sqlite_is_told_as_such() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,10 @@ gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 pytest.importorskip("accelerate", reason="the extra gguf is not installed")
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+SHORT = {  # files that announce more than they hold
+    "tensors": b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0),
+    "list": b"GGUF" + struct.pack("<IQQQ3sIIQ", 3, 0, 1, 3, b"a.b", 9, 4, 2**40),
+}
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *ALPHABET, "12"]
 WIDTH, HEADS, INNER = 32, 2, 64
 
@@ -129,3 +134,10 @@ def test_a_known_model_that_is_not_here_is_told_with_its_command(
     assert (listed["name"], listed["installed"]) == ("smollm2-135m", False)
     with pytest.raises(ConfigError, match="write it with `rocstar model get smollm2-135m --to"):
         find_model("models/smollm2-135m")
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_file_that_announces_more_than_it_holds_is_refused(tmp_path: Path, name: str) -> None:
+    (file := tmp_path / "a.gguf").write_bytes(SHORT[name])
+    with pytest.raises(ConfigError, match="is no GGUF file: it ends before the values that it announces"):
+        convert(file, tmp_path / "made")

@@ -278,6 +278,8 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
         ("rollout.max_turns = true\n", 1, ["rollout.max_turns = True", "integer"]),
         ("[data]\ncolumns = { qestion = 'Body' }\n", 2, ["data.columns.qestion", "data.columns.question"]),
         ("a = 1\nb = = 2\n", 2, ["not valid TOML"]),
+        (f"a = {'1' * 5000}", 0, ["too long to be read (Exceeds the limit"]),
+        (f"a = {'[' * 50_000}", 0, ["nested too deep"]),
         ("[[stage]]\nname = 's'\nkind = 'sft'\nstepz = 3\n", 4, ["unknown key stage.s.stepz", "steps"]),
         ("[[stage]]\nname = 's'\nkind = 'sft'\n", 1, ["stage.s: steps is missing; give steps or epochs"]),
         ("[[stage]]\nname='a'\nkind='sft'\nsteps=1\n[[stage]]\nname='b'\nkind='rl'\nsteps=1\n[stage.rollout]\nmax_turns=0\n",

@@ -54,6 +54,7 @@ from rocstar.support.exits import (
     shortened,
     tell_without_fail,
     visible,
+    with_pages,
 )
 from rocstar.support.signals import answered
 from rocstar.support.threads import quiet_torch
@@ -146,7 +147,7 @@ def _told(error: Exception, arguments: list[str]) -> int:
     report = failure(error)
     if report is None or TRACEBACK in arguments:
         raise error
-    print(f"rocstar: {shortened(visible(report[1]))}", file=sys.stderr)
+    print(f"rocstar: {shortened(visible(with_pages(report[1])))}", file=sys.stderr)
     return report[0]
 
 

@@ -108,6 +108,8 @@ def _parse(path: Path, text: str) -> Table:
         reason, _, place = str(error).partition(" (at ")
         line = re.match(r"line \d+", place)
         raise ConfigError(f"{path} {line.group() if line else 'at its end'}: not valid TOML: {reason}") from None
+    except (RecursionError, ValueError) as error:  # lists in lists without end, an integer of thousands of digits
+        raise ConfigError(f"{path}: a value is nested too deep or too long to be read ({error})") from None
 
 
 def _check_entries(path: Path, table: Table, model: Model) -> None:
@@ -160,7 +162,7 @@ def _value(raw: str, annotation: Any) -> Any:
         return None
     try:
         parsed = tomllib.loads(f"value = {raw}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return raw
     value = parsed["value"]
     takes_text = str in (annotation, *typing.get_args(annotation)) and typing.get_origin(annotation) is not list

@@ -19,12 +19,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import Template as Compiled
 from jinja2 import TemplateError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Node
+from jinja2.nodes import CallBlock, EnvironmentAttribute, ExprStmt, For, Macro, Node
+from jinja2.nodes import Template as Parsed
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rocstar.dialogue.calls import HERMES, LLAMA, XML, CallSyntax
@@ -48,6 +49,8 @@ EMPTY: Mapping[str, Any] = MappingProxyType({})
 RENDERING = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
              MemoryError)  # fmt: skip
 """What a template may raise: Jinja limits no lengths, and its own limits are OverflowError."""
+MOST_TURNS = 1_000_000  # of all loops and macros of one rendering: some seconds of CPU
+MOST_CHARACTERS = 10**8  # of one rendering
 
 
 class ChatSource:
@@ -61,10 +64,11 @@ class ChatSource:
         self._tokens = {name: text for name in SPECIAL if (text := files.token(name))}
         self.mentions_thinking = "</think>" in source
         try:
-            self._compiled = _compiled(source)
-        except TemplateError as error:
+            self._environment = _environment()
+            self._compiled = self._environment.from_string(source)
+        except RENDERING as error:
             raise ConfigError(f"{place} is no valid Jinja template: {str(error).rstrip('.')}.") from None
-        free = find_undeclared_variables(_environment().parse(source)) - {*OURS, *self._tokens} if options else set()
+        free = find_undeclared_variables(self._environment.parse(source)) - {*OURS, *self._tokens} if options else set()
         if unknown := next((name for name in options if name not in free), None):
             told = f"it has {', '.join(sorted(free))}" if free else "it has none"
             raise ConfigError(f"rollout.template_options.{unknown}: no such variable of {place}; {told}.")
@@ -83,13 +87,23 @@ class ChatSource:
         or JSON for a template that takes only that (DeepSeek's). Raises ConfigError."""
         shown = {"tools": list(tools) or None, "add_generation_prompt": header, **self._tokens, **self._options}
         try:
-            return self._compiled.render(messages=messages, **shown)
+            return self._text(messages, shown)
         except RENDERING as error:
             with suppress(*RENDERING):
-                return self._compiled.render(messages=_with_json(messages), **shown)
+                return self._text(_with_json(messages), shown)
             raise ConfigError(
                 f"{self._place} can't render such a conversation: {first_line(error).rstrip('.')}."
             ) from None
+
+    def _text(self, messages: Sequence[Any], shown: Mapping[str, Any]) -> str:
+        """Raises one of RENDERING, also for a template that goes on and on: it may come from anybody."""
+        parts, size = [], 0
+        self._environment.turns = MOST_TURNS
+        for part in self._compiled.generate(messages=messages, **shown):
+            parts.append(part)
+            if (size := size + len(part)) > MOST_CHARACTERS:
+                raise TemplateError(f"it writes more than {MOST_CHARACTERS} characters")
+        return "".join(parts)
 
 
 def _with_json(messages: Sequence[Any]) -> list[Any]:
@@ -114,14 +128,37 @@ def find_chat_source(
     return ChatSource(source, files, f"the chat template of {folder}", options)
 
 
-def _compiled(source: str) -> Compiled:
-    return _environment().from_string(source)
+class _Bounded(ImmutableSandboxedEnvironment):
+    """Counts the turns of loops and macros, and multiplies nothing to a great length. Not covered: texts that grow by
+    joining or filling up."""
+
+    intercepted_binops = frozenset(("*", "**"))
+    turns = 0
+    """That are left."""
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        first, second = (len(one) if hasattr(one, "__len__") else abs(one) for one in (left, right))
+        if first * second > MOST_CHARACTERS:
+            raise TemplateError(f"it computes something too large with {operator}")
+        return super().call_binop(context, operator, left, right)
+
+    @property
+    def turn(self) -> None:
+        """Evaluated in each turn."""
+        self.turns -= 1
+        if self.turns < 0:
+            raise TemplateError(f"its loops go round more than {MOST_TURNS} times")
+
+    def _parse(self, *source: Any) -> Parsed:
+        tree = super()._parse(*source)
+        looping: Any = tree.find_all((For, Macro, CallBlock))
+        for node in looping:
+            node.body.insert(0, ExprStmt(EnvironmentAttribute("turn"), lineno=node.lineno))
+        return tree
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
+def _environment() -> _Bounded:
+    environment = _Bounded(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = DAY.strftime

@@ -148,7 +148,7 @@ class ChatClient:
         try:
             answer = msgspec.json.decode(response.content, type=_Answer)
             choice = answer.choices[0]
-        except (msgspec.DecodeError, IndexError) as error:
+        except (msgspec.DecodeError, IndexError, RecursionError) as error:
             raise NoAnswer(f"an invalid answer, {error}: {response.text[:300]}") from error
         refuse_broken_off(choice.finish_reason)
         if answer.model and (first := self.first(f"{self.url} {self.model}", answer.model)) != answer.model:

@@ -116,11 +116,12 @@ def backward_tokens(
             loss(chosen, entropy, chunk).backward()  # type: ignore[no-untyped-call]
         slopes = torch.zeros_like(chosen) if chosen.grad is None else chosen.grad
         if entropy.grad is not None:
-            slopes_CV = everything.add_(entropy[:, None]).mul_(entropy.grad[:, None]).add_(slopes[:, None])
-            gradient_CV = chances.mul_(slopes_CV).neg_()
+            everything.add_(entropy[:, None]).mul_(entropy.grad[:, None]).add_(slopes[:, None])
+            gradient_CV = chances.mul_(everything).neg_()
         else:
             gradient_CV = chances.mul_(-slopes[:, None])
         del everything
         gradient_CV.scatter_add_(1, targets, slopes[:, None])
         gradient_KD[chunk] = head.backward(gradient_CV, hidden_KD[chunk])
+        del chances, gradient_CV  # one tensor; the next chunk would be computed beside it
     return numbers, gradient_KD

@@ -22,6 +22,7 @@ NEEDS_CODE = (
     "model whose class transformers has"
 )
 MALLOC_TRIM_THRESHOLD, MALLOC_MMAP_THRESHOLD, LARGEST_INT = -1, -3, 2**31 - 1  # of mallopt(3); bytes
+LARGEST_KEPT = 2**26  # bytes: kept blocks as large as a chunk's logits (128 MiB) left holes that the next did not fit
 use_threads, threads_in_use = torch.set_num_threads, torch.get_num_threads
 """The first is a setting of the whole process, so only commands that own the process call it."""
 
@@ -149,11 +150,11 @@ def compute_dtype(model: ModelSection, device: torch.device) -> torch.dtype:
 
 
 def keep_freed_memory() -> None:
-    """From now on this process keeps what tensors free until `give_back`. glibc gives each large block back to the
-    system at once, and the kernel clears the pages of the next one anew: 7% of an update of SmolLM2-135M in bf16."""
+    """From now on this process keeps what tensors free until `give_back`, but for the largest blocks. glibc gives each
+    large block back to the system at once, and the kernel clears the pages of the next one anew."""
     with suppress(AttributeError):  # another C library
-        for option in (MALLOC_TRIM_THRESHOLD, MALLOC_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(option, LARGEST_INT)
+        for option, value in ((MALLOC_TRIM_THRESHOLD, LARGEST_INT), (MALLOC_MMAP_THRESHOLD, LARGEST_KEPT)):
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 def give_back() -> None:

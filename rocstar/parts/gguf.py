@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rocstar.errors import ConfigError, DataError
+from rocstar.errors import ConfigError, DataError, first_line
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
@@ -100,9 +100,17 @@ def _read_once() -> Iterator[None]:
     weights (two CPU-s each); and the names of tensors are listed once, not for every module (seven CPU-s in all)."""
     import gguf
 
+    class WholeReader(gguf.GGUFReader):  # type: ignore[misc]
+        """Theirs reads on behind the end of a file, as often as a count in it says."""
+
+        def _get(self, offset: Any, *rest: Any, **order: Any) -> Any:
+            if offset >= len(self.data):
+                raise ValueError("it ends before the values that it announces")
+            return super()._get(offset, *rest, **order)
+
     names = ("GGUFReader", "get_tensor_name_map")
     kept = {name: getattr(gguf, name) for name in names}
-    for name, made in kept.items():
+    for name, made in {**kept, "GGUFReader": WholeReader}.items():
         setattr(gguf, name, functools.cache(made))
     try:
         yield
@@ -220,6 +228,6 @@ def _facts(file: Path) -> dict[str, Any]:
 
     try:
         fields = GGUFReader(str(file.parent.resolve() / file.name)).fields  # the path as transformers has it
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} is no GGUF file: {error}") from None
+    except (OSError, ValueError, LookupError, ArithmeticError, MemoryError, RecursionError) as error:
+        raise ConfigError(f"{file} is no GGUF file: {first_line(error)}") from None
     return {name: field.contents() for name, field in fields.items() if len(field.data) == 1}

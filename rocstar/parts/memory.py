@@ -14,8 +14,8 @@ from rocstar.sandbox.container import host_bytes
 
 LOGITS = 3
 """Copies of a chunk's logits in memory at once (`learning/head.py`): with their logprobs and probabilities."""
-PROCESS_BYTES = 0.42e9
-"""Memory of Python with torch, transformers and what else a run loads (measured)."""
+PROCESS_BYTES = 0.54e9
+"""Memory of Python with torch, transformers and what else a run loads, 0.16 GB of it files (measured after a step)."""
 DEMONSTRATION_BYTES = 50
 """Python's objects for a token of a demonstration: its id, and whether it counts."""
 ATTEMPT_BYTES = 250

@@ -22,8 +22,14 @@ def locked(folder: Path, name: str) -> Iterator[None]:
     """Lock `folder` for writing. `name`: a description for messages, such as `run small`.
 
     The lock file stays after release: only the lock on it counts. Raises ConfigError, which names the holder, if
-    another process has it."""
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    another process has it, and if the folder is another user's."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError:
+        raise ConfigError(
+            f"{name} is of user {folder.stat().st_uid}, who alone may write in {folder}; go on with a copy that is "
+            f"yours: rocstar train --branch {folder}"
+        ) from None
     held = [handle]
 
     def let_go() -> None:

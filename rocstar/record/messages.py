@@ -32,6 +32,7 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[
     calls: to the call whose id it names, else to the first without a result. Messages of another shape may raise any
     error."""
     turns, texts = list[Fields](), list[str]()
+    calling: Fields | None = None  # the last turn with calls
     for message in messages:
         role = message["role"]
         is_written = role == "assistant"
@@ -43,9 +44,10 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Fields], list[
             segments = [[0, size, None]] * (size > 0) + [[size, size, number] for number in range(len(calls))]
             held = {"segments": segments, "calls": calls, "results": [None] * len(calls), "replies": []}
             turns.append({"finish": "stop", "version_spans": [], **held})
+            calling = turns[-1] if calls else calling
         if is_written:
             continue
-        turn = next((turn for turn in reversed(turns) if turn["calls"]), turns[-1])
+        turn = calling or turns[-1]
         free = [place for place, result in enumerate(turn["results"]) if result is None]
         named = [place for place in free if turn["calls"][place]["id"] == message.get("tool_call_id")]
         if role in RESULTS and free:

@@ -222,7 +222,7 @@ def attempt_rows(file: Path, columns: Sequence[str] = tuple(COLUMNS)) -> Iterato
         if absent:
             raise ValueError(f"it has no column {', '.join(sorted(absent))}")
         for batch in opened.iter_batches(BATCH_ROWS, columns=list(columns)):
-            yield from (decoded({**dict.fromkeys(columns), **row}) for row in batch.to_pylist())
+            yield from (checked(decoded({**dict.fromkeys(columns), **row})) for row in batch.to_pylist())
 
 
 def questions_of(file: Path) -> Iterator[str]:
@@ -242,7 +242,7 @@ def _opened(file: Path) -> Iterator[Any]:
             yield opened
     except MemoryError as error:  # one of pyarrow's too
         raise MemoryError(f"{file} cannot be read for lack of memory") from error
-    except (ArrowException, KeyError, OSError, TypeError, ValueError) as error:
+    except (ArrowException, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
 
 
@@ -269,6 +269,18 @@ def decoded(stored: Mapping[str, Any]) -> Row:
         tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
         facts = {"answer_tags": tags, "reason_after_answer": False, "boxed": row["extracted"] is not None}
         row["format_facts"] = None if row["verdict"] is None else facts
+    return row
+
+
+def checked(row: Row) -> Row:
+    """A decoded row of ours unchanged. Raises ValueError, KeyError, TypeError for an unknown word where there is one of
+    a few, and for results of calls of another form."""
+    for name, kind in (("stop", Stop), ("verdict", Verdict)):
+        if row.get(name) is not None:
+            kind(row[name])
+    for turn in row.get("turns", ()):
+        Finish(turn["finish"])
+        deque(map(result_of, turn["results"]), maxlen=0)
     return row
 
 

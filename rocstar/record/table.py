@@ -20,7 +20,7 @@ import duckdb
 from rocstar.errors import DataError
 from rocstar.record.call_errors import failures
 from rocstar.record.folder import step_of
-from rocstar.record.rollouts import BATCH_ROWS, COLUMNS, LATER_COLUMNS, SHORT_COLUMNS, Row, decoded
+from rocstar.record.rollouts import BATCH_ROWS, COLUMNS, LATER_COLUMNS, SHORT_COLUMNS, Row, checked, decoded
 
 SETTINGS: dict[str, Any] = {
     "memory_limit": "160MB",  # of all tables and queries of one run; more goes to the disk
@@ -154,7 +154,8 @@ def select(files: Iterable[Path], filters: Mapping[str, str]) -> Iterator[Row]:
             with _named(file):
                 found = _fitting(connection, str(file), filters, where)
                 for begin in range(0, len(found), BATCH_ROWS):
-                    yield from rows_in(connection, str(file), found[begin : begin + BATCH_ROWS], READ_BY_PEOPLE)
+                    some = found[begin : begin + BATCH_ROWS]
+                    yield from map(checked, rows_in(connection, str(file), some, READ_BY_PEOPLE))
 
 
 @contextmanager
@@ -164,7 +165,7 @@ def _named(file: Path) -> Iterator[None]:
         yield
     except duckdb.OutOfMemoryException:
         raise MemoryError(f"{file} cannot be read for lack of memory") from None
-    except (duckdb.Error, KeyError, TypeError, ValueError) as error:
+    except (duckdb.Error, KeyError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{file} is not a complete file of attempts: {str(error).splitlines()[0]}") from None
 
 

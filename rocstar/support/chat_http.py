@@ -20,6 +20,7 @@ from rocstar.errors import ConfigError, EngineUnavailable
 FIRST_WAIT_SECONDS = 1.0  # doubles with each try: 31 s in all before the sixth
 LONGEST_WAIT_SECONDS = 120.0  # a server that asks for more is not waited for so long
 CONNECT_SECONDS = 20.0
+ANSWER_BYTES = 1 << 26  # of one answer, unpacked
 AGAIN = (408, 409, 429)
 ENDED = ("stop", "eos", "eos_token", "stop_sequence", "tool_calls", "function_call")
 """Reasons for the end of an answer that the model ended; Together says eos, older servers of Hugging Face eos_token."""
@@ -88,8 +89,9 @@ class ChatHttp:
             wait = FIRST_WAIT_SECONDS * 2**attempt
             self.sent += 1
             try:
-                async with asyncio.timeout(self.seconds):
-                    response = await self._http.post(f"{self.url}/chat/completions", json=body)
+                asked = self._http.stream("POST", f"{self.url}/chat/completions", json=body)
+                async with asyncio.timeout(self.seconds), asked as answer:
+                    response = await _whole(answer)
                 if response.status_code < 500 and response.status_code not in AGAIN:
                     return read(response)
             except (httpx.HTTPError, TimeoutError) as error:
@@ -108,6 +110,17 @@ class ChatHttp:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+
+async def _whole(answer: httpx.Response) -> httpx.Response:
+    """The answer with its body, unpacked. Raises NoAnswer for one without end."""
+    body, headers = bytearray(), answer.headers.copy()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > ANSWER_BYTES:
+            raise NoAnswer(f"its answer has more than {ANSWER_BYTES} bytes")
+    headers.pop("content-encoding", None)
+    return httpx.Response(answer.status_code, headers=headers, content=bytes(body))
 
 
 def check_address(url: str) -> None:

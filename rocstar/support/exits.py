@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
 import sys
 import unicodedata
@@ -60,6 +61,12 @@ def shortened(sentence: str) -> str:
     """Its beginning and its end, where it repeats a long value: what happened, and what to do."""
     half = MOST_SENTENCE // 2
     return sentence if len(sentence) <= MOST_SENTENCE else f"{sentence[:half]} ... {sentence[-half:]}"
+
+
+def with_pages(sentence: str) -> str:
+    """A sentence whose pages (`docs/sandbox.md`) can be opened: an installed package carries a copy of them."""
+    pages = Path(rocstar.__file__).parent / "docs"
+    return re.sub(r"(?<![\w/.-])docs/(?=[\w-]+\.md)", lambda _: f"{pages}/", sentence) if pages.is_dir() else sentence
 
 
 def _shown(character: str) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
 
-from rocstar.support.exits import shortened, visible
+from rocstar.support.exits import shortened, visible, with_pages
 from rocstar.support.pace import Pace, time_left
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Screen:
         """Show a message for the user, above the live line."""
         with self._lock:
             self._last, self._noted = sentence, self._clock()
-            self._tell(shortened(sentence))
+            self._tell(shortened(with_pages(sentence)))
 
     def _tell(self, sentence: str) -> None:
         sentence = visible(sentence)

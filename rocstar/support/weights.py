@@ -101,7 +101,7 @@ def _files(folder: Path) -> list[Path]:
             try:
                 shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
                 missing = [shard for shard in shards if not (folder / shard).is_file()]
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise ConfigError(f"{index} is no index of weights ({error!r}); fetch the whole model again") from None
             if missing:
                 raise ConfigError(

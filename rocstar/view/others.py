@@ -37,6 +37,8 @@ from rocstar.view.sources import Library, RunSource
 OF_A_STEP = re.compile(r"(completions_)?\d+")  # files of one folder that are read as one
 LONGEST_FIELD = 20_000  # characters; of a longer one the page tells its length
 ROWS, GROUP_BYTES = 2_000, 1 << 22  # that are read for one attempt, at most
+AT_ONCE = 64  # rows of a file of TRL: a short dictionary may stand for long texts
+MOST_MESSAGES = 100_000  # of all branches of a trace, which share their beginnings
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 NUMBERS: Mapping[str, Any] = {
     **{"reward": float, "advantage": float, "seconds": float},
@@ -165,7 +167,7 @@ def _records(file: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     said of all rows. Raises one of UNREAD where the rest can't be read."""
     if file.suffix == ".parquet":
         with parquet_file(file) as opened:
-            rows = (row for batch in opened.iter_batches(ROWS) for row in batch.to_pylist())
+            rows = (row for batch in opened.iter_batches(AT_ONCE) for row in batch.to_pylist())
             yield from ((f"row {number}", lambda row=row: row) for number, row in enumerate(rows))
     elif file.suffix == ".eval":
         with zipfile.ZipFile(file) as log:
@@ -221,18 +223,26 @@ def _traces(row: Fields) -> Made:
             "step": work.get("step"),
         }
         usages = {call.get("node"): call.get("usage") or {} for call in trace.get("calls") or ()}
-        spent, paths = list[int](), list[list[int]]()  # tokens of each node, and the nodes that lead to it
+        spent, depths = list[int](), list[int]()  # tokens of each node, and how many nodes lead to it
         for place, node in enumerate(nodes):
             if (before := node.get("parent")) is not None and not 0 <= before < place:
                 raise DataError(f"nodes: the parent of node {place} is {before}")
             spent.append(sum(node.get("mask") or ()) or usages.get(place, {}).get("completion_tokens", 0))
-            paths.append([*(paths[before] if before is not None else ()), place])
-        inner = {node.get("parent") for node in nodes}
-        for path in [path for place, path in enumerate(paths) if place not in inner] or [[]]:  # [] broke at its start
+            depths.append(1 + (depths[before] if before is not None else 0))
+        leaves = sorted({*range(len(nodes))} - {node.get("parent") for node in nodes})
+        if (together := sum(depths[leaf] for leaf in leaves)) > MOST_MESSAGES:
+            raise DataError(f"nodes: its branches have {together} messages, and at most {MOST_MESSAGES} are read")
+        shown = {name: _shown(value) for name, value in {**row, **trace}.items()}  # once for all branches
+        for leaf in leaves or [None]:  # it broke at its start
+            path, at = list[int](), leaf
+            while at is not None:
+                path.append(at)
+                at = nodes[at].get("parent")
+            path.reverse()
             begun = next((n for n, place in enumerate(path) if nodes[place].get("sampled")), len(path))
             said, tokens = [nodes[place]["message"] for place in path], sum(spent[place] for place in path)
             columns |= {"question": said[:begun], "text": said[begun:], "response_tokens": tokens or None}
-            yield {**row, **trace}, columns
+            yield {**shown}, columns
 
 
 def _sample(row: Fields) -> Made:

@@ -69,6 +69,7 @@ async def test_a_server_ends_with_its_actor_and_closing_it_then_is_harmless(
     server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub))
     ray.kill(server._actor)  # type: ignore[attr-defined]
     await gone(server.pid)
+    await gone(worker_of(tmp_path / "vllm.log"))
     await server.close()
 
 

@@ -195,11 +195,19 @@ def test_a_folder_without_a_chat_template_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_template_that_fails_is_named_in_one_sentence(tmp_path: Path) -> None:
-    for broken in ("{% if %}", "{{ messages"):  # of the second Jinja's own sentence ends with a full stop
+    for broken in ("{% if %}", "{% if 1 %}" * 3_000, "{{ messages"):  # of the last Jinja's own has a full stop
         with pytest.raises(ConfigError, match=r"is no valid Jinja template: .*[^.]\.$"):
             template_for("model", folder_of(tmp_path, broken))
     with pytest.raises(ConfigError, match=r"can't render such a conversation: no users here\.$"):
         template_for("model", folder_of(tmp_path, "{{ raise_exception('no users here') }}"))
+    twice = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    for bomb, told in (
+        (twice, "loops go round more than 1000000 times"),
+        ("{{ 9 ** 9 ** 9 }}", r"too large with \*\*"),
+        ("{{ 'a' * 10 ** 8 }}b", "more than 100000000 characters"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            template_for("model", folder_of(tmp_path, bomb))
     picky = "{% if messages[0].role == 'system' %}{{ raise_exception('no system text') }}{% endif %}" + THINKING
     said = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q"})
     row = Problem(id="", question="Q", answer="", source="a.jsonl", metadata={"line": 7}, messages=said)

@@ -131,7 +131,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_server_ends_when_its_starter_is_killed(tmp_path: Path, stub: Path) -> None:
+async def test_a_server_and_its_workers_end_when_its_starter_is_killed(tmp_path: Path, stub: Path) -> None:
     command = [sys.executable, "-c", STARTER, str(tmp_path), str(stub)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     starter = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=environment)
@@ -140,7 +140,7 @@ async def test_a_server_ends_when_its_starter_is_killed(tmp_path: Path, stub: Pa
     starter.kill()
     await starter.wait()
     await gone(server)
-    os.kill(worker_of(tmp_path / "vllm.log"), signal.SIGKILL)  # vLLM's own end by themselves, the stub's does not
+    await gone(worker_of(tmp_path / "vllm.log"))
 
 
 async def test_a_server_sees_the_gpus_it_was_given(tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ async def test_the_limits_end_an_attempt() -> None:
     assert made.stop is Stop.MAX_TOKENS and len(bodies) == 1
 
 
-async def test_a_busy_endpoint_is_asked_again_a_bounded_number_of_times() -> None:
+async def test_a_busy_endpoint_is_asked_again_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     left = [503, 429]
     made, bodies, waits = await attempted(lambda body: left.pop() if left else text(ANSWER))
     assert made.stop is Stop.ANSWERED and len(bodies) == 3 and waits == [1.0, 2.0]
@@ -170,6 +170,10 @@ async def test_a_busy_endpoint_is_asked_again_a_bounded_number_of_times() -> Non
     broken = [Raw(200, b"<html>"), Raw(200, b'{"error": {"code": 503}}')]
     made, bodies, _ = await attempted(lambda body: broken.pop() if broken else text(ANSWER))
     assert made.stop is Stop.ANSWERED and len(bodies) == 3
+    monkeypatch.setattr("rocstar.support.chat_http.ANSWER_BYTES", 1 << 17)
+    for bad, told in ((b"[" * 100_000, "an invalid answer"), (b" " * (1 << 20), "more than 131072 bytes")):
+        made, *_ = await attempted(lambda body, bad=bad: Raw(200, b'{"choices": ' + bad))  # type: ignore[misc]
+        assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault is not None and told in made.fault
     date = Response(429, headers={"retry-after": "Sun, 06 Nov 1994 08:49:37 GMT"})
     assert _retry_after(date) == 0
     for unread in ("soon", "Sun, 06 Nov 99999 08:49:37 GMT", f"Sun, 06 Nov {9**30} 08:49:37 GMT"):

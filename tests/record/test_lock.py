@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_a_child_that_outlives_the_holder_does_not_hold_the_lock_on(tmp_path: Pa
             pass
     finally:
         os.kill(int(child), signal.SIGKILL)
+
+
+def test_a_run_of_another_user_is_told_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run(tmp_path)
+    monkeypatch.setattr("os.open", Mock(side_effect=PermissionError))  # root, as whom tests may run, may write all
+    told = f"is of user {os.getuid()}, who alone may write in .*; .*: rocstar train --branch {folder.path}$"
+    with pytest.raises(ConfigError, match=told), folder.locked():
+        pass
 
 
 def test_the_lock_is_let_go_at_the_end_and_by_an_error(tmp_path: Path) -> None:

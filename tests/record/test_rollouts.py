@@ -261,6 +261,15 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     write_parquet(tmp_path / "other.parquet", pyarrow.table({"token_ids": [[1]]}))
     with pytest.raises(DataError, match=r"other.parquet is not a file of attempts: it has no column advantage, "):
         list(attempt_rows(tmp_path / "other.parquet"))
+    stored = read_table(VERSION_1)
+    for old, new, told in (("code_error", "?", "'[?]' is not a valid Status"), ("[", "[" * 10**5, "maximum recursion")):
+        turns = pyarrow.array([text.replace(old, new) for text in stored["turns"].to_pylist()])
+        changed = stored.set_column(stored.column_names.index("turns"), "turns", turns)
+        write_parquet(tmp_path / "other.parquet", changed)
+        with pytest.raises(DataError, match=f"other.parquet is not a file of attempts: {told}"):
+            list(attempt_rows(tmp_path / "other.parquet"))
+        with pytest.raises(DataError, match=f"other.parquet is not a complete file of attempts: {told}"):
+            list(select([tmp_path / "other.parquet"], {}))
 
 
 @pytest.mark.parametrize(

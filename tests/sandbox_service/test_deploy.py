@@ -38,6 +38,7 @@ def test_the_image_is_made_of_files_that_exist_and_starts_a_command_that_exists(
     assert DOCKERFILE[0][0] == "FROM"
     sources = [word for name, rest in DOCKERFILE if name == "COPY" for word in rest.split()[:-1]]
     assert sources and all((ROOT / source).exists() for source in sources)
+    assert "PRETEND_VERSION_FOR_ROCSTAR=${VERSION:?" in DOCKERFILE[DOCKERFILE.index(("ARG", "VERSION")) + 1][1]
     entrypoint, command = json.loads(instructions["ENTRYPOINT"]), json.loads(instructions["CMD"])
     assert entrypoint[:3] == ["rocstar", "sandbox", "serve"]
     assert given(entrypoint + command) <= options()

@@ -369,6 +369,7 @@ def test_each_change_of_the_tokens_is_a_line(
     [
         ({"host": "0.0.0.0"}, "set ROCSTAR_SANDBOX_TOKEN or give --token-file FILE"),
         ({"host": "sandbox.example"}, "--open-to-network"),
+        ({"slots": 10**6}, "--daemons 1 and --slots 1000000 take 4194.4 GB at rest, and "),
         ({"daemons": 3, "slots": 2}, "--slots 2 must be at least --daemons 3"),
         ({"max_held_mb": 0}, "--max-held-mb must be at least 1, got 0"),
         ({"port": 70_000}, "--port must be from 0 to 65535, got 70000"),

@@ -303,7 +303,8 @@ def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
     broke = {**trace, "nodes": [], "errors": [{"type": "BootError", "message": "no image"}], "rewards": {}}
     looping = {**trace, "nodes": [node(1, "user", "a"), node(0, "user", "b"), node(1, "user", "c")]}
     own = {**trace, "nodes": [node(None, "user", "a"), node(1, "user", "b")]}
-    others: list[list[Any]] = [[broke], [looping], [own], []]
+    wide = {**trace, "nodes": [node(min(n, 499) - 1 if n else None, "user", "") for n in range(700)]}
+    others: list[list[Any]] = [[broke], [looping], [own], [], [wide]]
     file = write(tmp_path / "traces.jsonl", [episode, *({**episode, "traces": one} for one in others)])
     with opened(file, tmp_path) as page:
         long, short, none = page.rows()
@@ -323,6 +324,7 @@ def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
             f"left out: {file}: line 3, nodes: the parent of node 0 is 1",
             f"left out: {file}: line 4, nodes: the parent of node 1 is 1",
             f"left out: {file}: line 5, traces: there is no attempt in it",
+            f"left out: {file}: line 6, nodes: its branches have 100500 messages, and at most 100000 are read",
         ]
 
 

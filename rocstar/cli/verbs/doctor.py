@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from rocstar.cli.verbs.common import AsJson, print_json
-from rocstar.support.exits import EXTRA_OF, NOT_READY, install_command
+from rocstar.support.exits import EXTRA_OF, NOT_READY, install_command, with_pages
 
 FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollouts
 SHARED_BYTES = 1e9  # in /dev/shm: weights on their way to engines in other processes
@@ -43,7 +43,7 @@ def doctor(
         if not as_json:
             print(f"{finding.state:8} {finding.name}: {finding.found}")
             if finding.remedy:
-                print(f"{'':8} -> {finding.remedy}")
+                print(f"{'':8} -> {with_pages(finding.remedy)}")
     if as_json:
         print_json({"findings": [asdict(finding) for finding in found]})
     needed = ("packages", "packages [train]", "sandbox")

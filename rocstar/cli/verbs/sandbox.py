@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rocstar.adapters.sandbox_bench.programs import KnownProgram
     from rocstar.sandbox.client import SandboxClient
 
+STATUS_BYTES = 1 << 20  # of what it says, at most
 STATUS_SECONDS = 30.0  # for a service to say how it is
 FILE = re.compile(r"[^\s;()=#]+\.py")
 PROGRAM = '{"code": TEXT, "input": TEXT} a line'
@@ -94,6 +95,7 @@ def status(
     """What a service says of itself."""
     import urllib.error
     import urllib.request
+    from http.client import HTTPException
 
     from rocstar.sandbox.call import SandboxDown
 
@@ -104,8 +106,8 @@ def status(
     request = urllib.request.Request(f"{url.rstrip('/')}/v1/status", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=STATUS_SECONDS) as answer:
-            found = json.load(answer)
-    except (OSError, ValueError) as error:
+            found = json.loads(answer.read(STATUS_BYTES))
+    except (OSError, ValueError, RecursionError, HTTPException) as error:
         hint = "; set ROCSTAR_SANDBOX_TOKEN to its token" if getattr(error, "code", 0) == 401 else ""
         raise SandboxDown(f"no sandbox service answers at {url} ({error}){hint}") from error
     if not isinstance(found, dict):

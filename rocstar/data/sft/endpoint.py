@@ -129,7 +129,7 @@ class ChatEndpoint:
             choice = json.loads(response.content)["choices"][0]
             text = choice["message"].get("content")
             finish = choice.get("finish_reason")
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise NoAnswer(f"a body that is no chat completion ({response.content[:60]!r})") from None
         if finish in BROKEN_OFF:  # what is filtered would be filtered again: its row is refused
             refuse_broken_off(finish)

@@ -54,6 +54,7 @@ STALLED_SECONDS = 5.0  # a connection without progress for this long is closed w
 MAX_REPLY_BYTES = 64 * 2**20  # results of a notebook are held until its last cell
 HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..[^\\]{0,5}\Z")  # too near the end for the other half
 MAX_PARTS = 1_500_000  # quotes and opening brackets in a body, which take up to 0.2 s to decode
+DAEMON_BYTES, SLOT_BYTES = 100 * MEBIBYTE, 4 * MEBIBYTE  # at rest, measured: docs/sandbox-operating.md
 SLOTS_PER_CORE = 4  # some programs sleep; more slots only lengthen the longest waiting times
 WINDOW_PER_SLOT = 4  # pending calls of a batch: no slot idles, and calls of others are not delayed
 MAX_RETRY_SECONDS = 60
@@ -99,6 +100,10 @@ def complaint(settings: Settings) -> str:
             return f"--{name.replace('_', '-')} must be above 0, got {getattr(settings, name):g}"
     if settings.slots < 0 or 0 < settings.slots < settings.daemons:
         return f"--slots {settings.slots} must be at least --daemons {settings.daemons}, or 0 for four per core"
+    resting = settings.daemons * DAEMON_BYTES + settings.slots * SLOT_BYTES
+    if not settings.nodes and resting > (free := container.host_bytes()):
+        of = f"--daemons {settings.daemons} and --slots {settings.slots}"
+        return f"{of} take {resting / 1e9:.1f} GB at rest, and {free / 1e9:.1f} GB are free here; lower them"
     if not 0 <= settings.port < 2**16:
         return f"--port must be from 0 to 65535, got {settings.port}"
     if not is_token(settings.token):
