@@ -70,6 +70,15 @@ def value_of(text: str) -> Any | None:
     return None if found is None or found.free_symbols or _is_equation(found) else _number(found)
 
 
+def is_rounded(first: str, second: str) -> bool:
+    """Whether one of two numbers is a decimal and the other the same but for its last place."""
+    places = [len(found[1]) for text in (first, second) if (found := _DECIMAL.fullmatch(text.strip()))]
+    value, other = value_of(first), value_of(second)
+    if value is None or other is None or not places:
+        return False
+    return bool(abs(value - other) < 10 ** -min(places))
+
+
 def is_linear(text: str) -> bool:
     """Whether a text is `2n` or `n + 1`, so that an equation with it says another number than its other side."""
     found = read(text)

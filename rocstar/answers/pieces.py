@@ -24,6 +24,7 @@ _MATRIX = re.compile(
     r"\\end\{[a-zBV]+\*?\}(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?)?$",
     re.DOTALL,
 )
+_TURNED = re.compile(r"(?<=[)\]])\s*\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?$")
 _SIGN = re.compile(r"\s*\\(pm|mp)(?![A-Za-z])\s*")
 _NO_PLUS = re.compile(r"(?:^|(?<=[(\[{,;]))\s*\+")
 # `]a,b[` is a common notation for an open interval.
@@ -101,7 +102,7 @@ def take_apart(text: str) -> Pieces | None:
     signed = both_signs(text)
     if len(signed) > 1 and (text.startswith("(") or not _bracketed(text)):
         return Pieces("", "", signed)
-    return _bracketed(text)
+    return _bracketed(_TURNED.sub("", text))
 
 
 def _named_values(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from rocstar.answers.closeness import are_numbers, are_other_curves, equal_values, is_linear, read, value_of
+from rocstar.answers.closeness import are_numbers, are_other_curves, equal_values, is_linear, is_rounded, read, value_of
 from rocstar.answers.numbers import PERCENT, compare_numbers, parse_number
 from rocstar.answers.pieces import Pieces, are_opposed, as_interval, split_top, take_apart
 from rocstar.answers.units import DEGREE, RADIAN, are_strangers, conversion, is_angle, split_unit
@@ -22,6 +22,7 @@ from rocstar.answers.wording import (
     normalised,
     undelimited,
     without_names,
+    without_range,
     without_thousands,
     words_after,
 )
@@ -84,7 +85,7 @@ def same_text(gold: str, predicted: str) -> bool:
 
 
 def _prepared(gold: str, predicted: str) -> tuple[str, str]:
-    gold, predicted = bare(gold), bare(predicted)
+    gold, predicted = without_range(bare(gold), bare(predicted))
     if not take_apart(gold) or _THOUSAND.search(predicted):
         predicted = without_thousands(predicted)
     if not take_apart(predicted):
@@ -122,7 +123,8 @@ def _stated(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     if len(sides) < 2 or len(split_top(gold, EQUALS)) > 1 or take_apart(predicted) or any(map(_NO_SIDE.search, sides)):
         return None
     numbers = [side for side in sides if _is_number(side)]
-    agreed = [number for number in numbers if same_answer(numbers[0], number)]
+    # The same number, or one is the other rounded.
+    agreed = [number for number in numbers if same_answer(numbers[0], number) or is_rounded(numbers[0], number)]
     exact = split_top(split_top(undelimited(predicted), EQUALS[1:])[0], EQUALS[:1])
     contradict = any(number in exact and number not in agreed for number in numbers)
     if numbers and (contradict or any(is_linear(split_unit(side)[0]) for side in sides if side not in numbers)):

@@ -69,6 +69,8 @@ ABROAD = (
 """Words of other languages that make another number of it; not all there are."""
 NO_UNIT = rf"(?:\b(?:{HEDGE}|or|and|at|to|(?:{'|'.join(SCALES)})s?)\b|{ABROAD})"
 _ORDINAL = re.compile(r"(?<=\d)\s*\^\s*\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?")
+_RATIO = re.compile(r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)")
+_INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNORECASE)
 _GREEK = re.compile(r"GREEK (SMALL|CAPITAL) (?:LETTER )?(?:FINAL )?(\w+)")
 _ROOT = re.compile("\u221a\\s*(\\d+(?:[.]\\d+)?)")  # of the whole number; \\sqrt takes one digit
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f]+|[\u2080-\u208b]+")
@@ -103,6 +105,7 @@ _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _ROOT_CALL = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _VARIANT = re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|sigma|kappa)(?![A-Za-z]))")
 _UNEQUAL = re.compile(r"\\not\s*=")
+_LESS = re.compile(r"(\\mathbb\{[A-Z]\})\s*(?:-|\\backslash|\\smallsetminus)\s*(?=\\\{)")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
 _PRIMED = re.compile(r"(?<![A-Za-z])([A-Za-z])('+)(?![A-Za-z])")
@@ -132,6 +135,11 @@ _TURNED = re.compile(rf"^(?!\s*{_NAME}\s*=)([^=<>,;]+?)\s*=\s*([A-Za-z](?:_\w)?)
 _LETTER = re.compile(r"^\s*([A-Za-z])(?:_\{?\w+\}?)?\s*(\([A-Za-z]\))?\s*(?:=|\\approx)\s*[^=]")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
+_RANGE = re.compile(
+    r"\s*(?:,(?:\\[ ,;])*|\\text\{\s*(?:,\s*)?(?:for|where|with)\s*\}|\\quad|;|\()\s*[A-Za-z]\s*"
+    r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?[ZNQR]\}?\s*\)?$"
+    r"|(?:\\text\{\s*,?\s*for (?:all|any|every)\s*\}|\\forall(?![A-Za-z]))\s*[A-Za-z]$"
+)
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
 _BARE_FRACTION = re.compile(r"\\(frac|binom)\s*(?:\{([^{}]*)\}|([A-Za-z\d]|\\pi))\s*(?:\{([^{}]*)\}|([A-Za-z\d]|\\pi))")
 _TRAILING_TEXT = re.compile(
@@ -163,7 +171,8 @@ def clean(text: str) -> str:
         text = "".join(_visible(letter) for letter in _RAISED.sub(_level, _BOXED_SIGN.sub(r"\1", text)))
         text = _BARE_UNIT.sub(r"\1\\text{\2}", text.strip())
     text = _unadorned(_TAIL.sub("", text.strip())).replace(":=", "=")
-    text = _E_POWER.sub("^{e}", _ORDINAL.sub(r"\\text{th}", text))
+    text = _RATIO.sub(":", _INFINITY.sub(r"\1\\infty", _ORDINAL.sub(r"\\text{th}", text)))
+    text = _E_POWER.sub("^{e}", text)
     if _SPELLED.search(text):
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))
@@ -204,6 +213,7 @@ def _clean_latex(text: str) -> str:
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\\1", _SIZES.sub("", text)))
     text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", text))
     text = _BLACKBOARD.sub(r"\1{\2}", _CHOOSE.sub(r"\\binom{\1}{\2}", text))
+    text = _LESS.sub(r"\1\\setminus ", text)
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", text))
 
@@ -227,6 +237,14 @@ def normalised(text: str) -> str:
     text = _ARGUMENT.sub(lambda found: f"{found[1]}({found[2]})({found[3] or ''})", _EXPONENT.sub(r"\1(\2)", text))
     text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
     return _GAPS.sub("", _CASELESS.sub(lambda word: word[0].lower(), text))
+
+
+def without_range(gold: str, predicted: str) -> tuple[str, str]:
+    """`n = 2k, k \\in \\mathbb{Z}` -> `n = 2k` where the other side does not say over what its letters run."""
+    ranges = [_RANGE.search(text) for text in (gold, predicted)]
+    if (ranges[0] is None) == (ranges[1] is None):
+        return gold, predicted
+    return _RANGE.sub("", gold), _RANGE.sub("", predicted)
 
 
 def without_thousands(text: str) -> str:
