@@ -1,8 +1,6 @@
-from collections.abc import Callable
-
 import pytest
 
-from rocstar.answers.wording import clean, loose_style, math_style, plain_text, without_names
+from rocstar.answers.wording import clean, normalised, plain_text, without_names
 
 
 @pytest.mark.parametrize(
@@ -39,7 +37,7 @@ from rocstar.answers.wording import clean, loose_style, math_style, plain_text, 
         (r"\color{blue}\textbf{12} \checkmark", "12"),
         ("`42`.", "42"),
         ("€5,", r"\text{EUR}5"),
-        ("90^{o}", r"90^{\circ}"),
+        ("37 ℃, 30º", r"37 ^{\circ}C, 30^{\circ}"),
         (r"\approx 10", "10"),
         (r"\text{about }1.5", "1.5"),
         (r"\{ \}", r"\emptyset"),
@@ -57,26 +55,16 @@ def test_what_nobody_sees_goes(text: str, cleaned: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("style", "first", "second"),
+    ("first", "second"),
     [
-        (math_style, r"\frac12", r"\frac{1}{2}"),
-        (math_style, r"90^\circ", "90"),
-        (math_style, r"15\text{ cm}^2", "15"),
-        (math_style, "1/2", r"\frac{1}{2}"),
-        (math_style, r"\$ 5", "5"),
-        (math_style, ".5", "0.5"),
-        (math_style, r"x \in [0, 1]", "[0,1]"),
-        (loose_style, "1 and 2", "1, 2"),
-        (loose_style, "3 square feet", "3"),
-        (loose_style, "7,425,000", "7425000"),
-        (loose_style, "5.0", "5"),
-        (loose_style, r"\text{Even}", "even"),
-        (loose_style, r"3\frac{1}{2}", "3+1/2"),
-        (loose_style, "7 hours", "7"),
+        ("1 and 2", "1, 2"),
+        ("7,425,000", "7425000"),
+        (r"\text{Even}", "even"),
+        (r"3\frac{1}{2}", "3+1/2"),
     ],
 )
-def test_a_normalisation_makes_alike(style: Callable[[str], str], first: str, second: str) -> None:
-    assert style(first) == style(second)
+def test_the_normalisation_makes_alike(first: str, second: str) -> None:
+    assert normalised(first) == normalised(second)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +74,7 @@ def test_a_normalisation_makes_alike(style: Callable[[str], str], first: str, se
      ("x_1", "x1"), ("(1)(2)", "12"), ("1(2)", "12"), (r"\sin x", "x"), (r"a \cup b", "a b"), ("sand", "s")],
 )  # fmt: skip
 def test_different_answers_stay_different(first: str, second: str) -> None:
-    for style in (math_style, loose_style, plain_text, clean):
+    for style in (normalised, plain_text, clean):
         assert style(first) != style(second)
 
 
