@@ -15,39 +15,39 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (2119, 17),
-    "agents": (1096, 4),
+    "agents": (1097, 4),
     "analysis": (1730, 10),
-    "answers": (3712, 19),
-    "cli": (3137, 21),
+    "answers": (3613, 19),
+    "cli": (3145, 21),
     "cluster": (848, 8),
-    "config": (2096, 10),
+    "config": (2098, 10),
     "data": (4247, 22),
-    "dialogue": (1855, 11),
-    "engines": (4524, 22),
+    "dialogue": (1892, 11),
+    "engines": (4533, 22),
     "errors": (53, 1),
     "evaluation": (3482, 20),
     "faults": (617, 4),
     "forecast": (1668, 7),
-    "learning": (3299, 19),
-    "parts": (1775, 9),
+    "learning": (3308, 19),
+    "parts": (1783, 9),
     "protocols": (306, 1),
-    "record": (2548, 16),
+    "record": (2569, 16),
     "rollout": (1660, 11),
     "run": (3958, 21),
-    "sandbox": (8726, 43),
+    "sandbox": (8731, 43),
     "serving": (739, 6),
-    "support": (2168, 15),
+    "support": (2188, 15),
     "tools": (960, 7),
     "train": (197, 1),
     "types": (612, 1),
-    "view": (1826, 9),
+    "view": (1836, 9),
 }
-CLASSES, FUNCTIONS = 559, 3986
+CLASSES, FUNCTIONS = 561, 3988
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_540}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_770}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
