@@ -89,7 +89,7 @@ _DIGIT = re.compile("[1-9]")
 _STATEMENTS = re.compile(r"\([1-9]\)(?:\s*\([1-9]\))+")
 _FRACTIONS = re.compile(r"\\[dtc](frac|binom)(?![A-Za-z])")
 _TEXT = re.compile(r"\\(?:mbox|textrm|textnormal)(?=\s*\{)")
-_ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
+_ONE_LETTER = re.compile(r"(\\[A-Za-z]+)?\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
 _SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
 _OPERATORS = ("\\sum", "\\prod", "\\int", "\\lim", "\\log", "\\max", "\\min", "\\sup", "\\inf", "\\bigcup", "\\bigcap")
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
@@ -215,7 +215,8 @@ def _clean_latex(text: str) -> str:
     text = _BLACKBOARD.sub(r"\1{\2}", _CHOOSE.sub(r"\\binom{\1}{\2}", text))
     text = _LESS.sub(r"\1\\setminus ", text)
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
-    return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", text))
+    text = _ONE_LETTER.sub(lambda found: f"{found[1]} {found[2]}" if found[1] else found[2], text)
+    return _SUBSCRIPT.sub(_plain_subscript, text)
 
 
 def plain_text(text: str) -> str:
