@@ -88,6 +88,8 @@ _PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*(?:\d+(?:/\d+)?|\\frac\{\d
 _DIGIT = re.compile("[1-9]")
 _STATEMENTS = re.compile(r"\([1-9]\)(?:\s*\([1-9]\))+")
 _FRACTIONS = re.compile(r"\\[dtc](frac|binom)(?![A-Za-z])")
+_DOTS = re.compile(r"\\[cd]?dots(?![A-Za-z])")
+_ROW_GAP = re.compile(r"(?<=\\\\)\[-?[\d.]+\s*(?:pt|mm|cm|em|ex|in)\]")
 _TEXT = re.compile(r"\\(?:mbox|textrm|textnormal)(?=\s*\{)")
 _ONE_LETTER = re.compile(r"(\\[A-Za-z]+)?\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
 _SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
@@ -208,6 +210,7 @@ def _clean_latex(text: str) -> str:
     """The part of `clean` that touches commands of LaTeX only."""
     if "\\" not in text:
         return text
+    text = _ROW_GAP.sub("", _DOTS.sub(r"\\ldots", text))
     text = _UNEQUAL.sub(r"\\ne ", _VARIANT.sub(r"\\", _NO_GAP.sub("", _TEXT.sub(r"\\text", text))))
     text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\\1", _SIZES.sub("", text)))

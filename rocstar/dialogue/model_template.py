@@ -129,8 +129,8 @@ def find_chat_source(
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
-    """Counts the turns of loops, macros and blocks, and multiplies nothing to a great length. Not covered: texts that grow by
-    joining or filling up."""
+    """Counts the turns of loops, macros and blocks, and multiplies nothing to a great length. Not covered: texts that
+    grow by joining or filling up, and filters that go through a long list in each turn."""
 
     intercepted_binops = frozenset(("*", "**"))
     turns = 0
