@@ -74,7 +74,7 @@ _INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNOREC
 _GREEK = re.compile(r"GREEK (SMALL|CAPITAL) (?:LETTER )?(?:FINAL )?(\w+)")
 _ROOT = re.compile("\u221a\\s*(\\d+(?:[.]\\d+)?)")  # of the whole number; \\sqrt takes one digit
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f]+|[\u2080-\u208b]+")
-_CHOOSE = re.compile(r"\{\s*([^{}\\]*?)\s*\\choose\s*([^{}\\]*?)\s*\}")
+_CHOOSE = re.compile(r"\{([^{}\\]*)\\choose([^{}\\]*)\}")
 _BOXED_SIGN = re.compile("\\\\text\\{([€£¥₹¢‰])\\}")
 _E_POWER = re.compile(r"\^e(?![A-Za-z])")  # the grammar reads it in braces alone
 _BRACES = re.compile(r"(?<!\\)[{}]")
@@ -215,7 +215,7 @@ def _clean_latex(text: str) -> str:
     text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\\1", _SIZES.sub("", text)))
     text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", text))
-    text = _BLACKBOARD.sub(r"\1{\2}", _CHOOSE.sub(r"\\binom{\1}{\2}", text))
+    text = _BLACKBOARD.sub(r"\1{\2}", _CHOOSE.sub(_binomial, text))
     text = _LESS.sub(r"\1\\setminus ", text)
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     text = _ONE_LETTER.sub(lambda found: f"{found[1]} {found[2]}" if found[1] else found[2], text)
@@ -365,6 +365,10 @@ def _plain_subscript(found: re.Match[str]) -> str:
         return found[0]
     name = re.sub(r"\\(?:mathrm|mathit|text|rm)\b|[^A-Za-z0-9]", "", braced if braced is not None else command)
     return f"{base}_{{{name}}}" if name else base
+
+
+def _binomial(found: re.Match[str]) -> str:
+    return rf"\binom{{{found[1].strip()}}}{{{found[2].strip()}}}"
 
 
 def _braced_fraction(found: re.Match[str]) -> str:
