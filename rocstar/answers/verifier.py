@@ -121,7 +121,7 @@ def _grade_output(gold: str, output: str | None) -> Grade:
     wanted = parse_number(clean(gold))
     if wanted is None:
         return Grade(Verdict.UNDECIDED, "gold_unparsed", extracted)
-    given = parse_number(output)
+    given = parse_number(clean(output)) if len(output) <= MAX_CHARS else None
     if given is None or given.comma:
         return Grade(Verdict.WRONG, "tool_output", extracted)
     gap = abs(given.value - wanted.value)

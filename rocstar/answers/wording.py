@@ -74,7 +74,7 @@ _INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNOREC
 _GREEK = re.compile(r"GREEK (SMALL|CAPITAL) (?:LETTER )?(?:FINAL )?(\w+)")
 _ROOT = re.compile("\u221a\\s*(\\d+(?:[.]\\d+)?)")  # of the whole number; \\sqrt takes one digit
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f]+|[\u2080-\u208b]+")
-_CHOOSE = re.compile(r"\{\s*([^{}\\]*?)\s*\\choose\s*([^{}\\]*?)\s*\}")
+_CHOOSE = re.compile(r"\{([^{}\\]*)\\choose([^{}\\]*)\}")
 _BOXED_SIGN = re.compile("\\\\text\\{([€£¥₹¢‰])\\}")
 _E_POWER = re.compile(r"\^e(?![A-Za-z])")  # the grammar reads it in braces alone
 _BRACES = re.compile(r"(?<!\\)[{}]")
@@ -88,8 +88,10 @@ _PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*(?:\d+(?:/\d+)?|\\frac\{\d
 _DIGIT = re.compile("[1-9]")
 _STATEMENTS = re.compile(r"\([1-9]\)(?:\s*\([1-9]\))+")
 _FRACTIONS = re.compile(r"\\[dtc](frac|binom)(?![A-Za-z])")
+_DOTS = re.compile(r"\\[cd]?dots(?![A-Za-z])")
+_ROW_GAP = re.compile(r"(?<=\\\\)\[-?[\d.]+\s*(?:pt|mm|cm|em|ex|in)\]")
 _TEXT = re.compile(r"\\(?:mbox|textrm|textnormal)(?=\s*\{)")
-_ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
+_ONE_LETTER = re.compile(r"(\\[A-Za-z]+)?\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
 _SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
 _OPERATORS = ("\\sum", "\\prod", "\\int", "\\lim", "\\log", "\\max", "\\min", "\\sup", "\\inf", "\\bigcup", "\\bigcap")
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
@@ -208,14 +210,16 @@ def _clean_latex(text: str) -> str:
     """The part of `clean` that touches commands of LaTeX only."""
     if "\\" not in text:
         return text
+    text = _ROW_GAP.sub("", _DOTS.sub(r"\\ldots", text))
     text = _UNEQUAL.sub(r"\\ne ", _VARIANT.sub(r"\\", _NO_GAP.sub("", _TEXT.sub(r"\\text", text))))
     text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\\1", _SIZES.sub("", text)))
     text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", text))
-    text = _BLACKBOARD.sub(r"\1{\2}", _CHOOSE.sub(r"\\binom{\1}{\2}", text))
+    text = _BLACKBOARD.sub(r"\1{\2}", _CHOOSE.sub(_binomial, text))
     text = _LESS.sub(r"\1\\setminus ", text)
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
-    return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", text))
+    text = _ONE_LETTER.sub(lambda found: f"{found[1]} {found[2]}" if found[1] else found[2], text)
+    return _SUBSCRIPT.sub(_plain_subscript, text)
 
 
 def plain_text(text: str) -> str:
@@ -361,6 +365,10 @@ def _plain_subscript(found: re.Match[str]) -> str:
         return found[0]
     name = re.sub(r"\\(?:mathrm|mathit|text|rm)\b|[^A-Za-z0-9]", "", braced if braced is not None else command)
     return f"{base}_{{{name}}}" if name else base
+
+
+def _binomial(found: re.Match[str]) -> str:
+    return rf"\binom{{{found[1].strip()}}}{{{found[2].strip()}}}"
 
 
 def _braced_fraction(found: re.Match[str]) -> str:

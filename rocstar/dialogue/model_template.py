@@ -22,7 +22,7 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import CallBlock, EnvironmentAttribute, ExprStmt, For, Macro, Node
+from jinja2.nodes import Block, CallBlock, EnvironmentAttribute, ExprStmt, For, Macro, Node, Or
 from jinja2.nodes import Template as Parsed
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -47,9 +47,9 @@ OURS = ("messages", "tools", "add_generation_prompt", "raise_exception", "strfti
 """Variables of a template that nobody else may set."""
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 RENDERING = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
-             MemoryError)  # fmt: skip
-"""What a template may raise: Jinja limits no lengths, and its own limits are OverflowError."""
-MOST_TURNS = 1_000_000  # of all loops and macros of one rendering: some seconds of CPU
+             MemoryError, SyntaxError)  # fmt: skip
+"""What a template may raise: Jinja limits no lengths, its own limits are OverflowError, and Python nests 20 loops."""
+MOST_TURNS = 1_000_000  # of all loops, macros and blocks of one rendering: some seconds of CPU
 MOST_CHARACTERS = 10**8  # of one rendering
 
 
@@ -129,8 +129,8 @@ def find_chat_source(
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
-    """Counts the turns of loops and macros, and multiplies nothing to a great length. Not covered: texts that grow by
-    joining or filling up."""
+    """Counts the turns of loops, macros and blocks, and multiplies nothing to a great length. Not covered: texts that
+    grow by joining or filling up, and filters that go through a long list in each turn."""
 
     intercepted_binops = frozenset(("*", "**"))
     turns = 0
@@ -151,9 +151,12 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     def _parse(self, *source: Any) -> Parsed:
         tree = super()._parse(*source)
-        looping: Any = tree.find_all((For, Macro, CallBlock))
+        looping: Any = tree.find_all((For, Macro, CallBlock, Block))
         for node in looping:
-            node.body.insert(0, ExprStmt(EnvironmentAttribute("turn"), lineno=node.lineno))
+            turn = EnvironmentAttribute("turn", lineno=node.lineno)
+            node.body.insert(0, ExprStmt(turn, lineno=node.lineno))
+            if getattr(node, "test", None):  # of `for ... if`: what it leaves out is a turn, too
+                node.test = Or(turn, node.test, lineno=node.lineno)
         return tree
 
 

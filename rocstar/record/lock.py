@@ -26,6 +26,8 @@ def locked(folder: Path, name: str) -> Iterator[None]:
     try:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except PermissionError:
+        if folder.stat().st_uid == os.geteuid():
+            raise  # the user's own, but read-only
         raise ConfigError(
             f"{name} is of user {folder.stat().st_uid}, who alone may write in {folder}; go on with a copy that is "
             f"yours: rocstar train --branch {folder}"

@@ -66,7 +66,11 @@ def shortened(sentence: str) -> str:
 def with_pages(sentence: str) -> str:
     """A sentence whose pages (`docs/sandbox.md`) can be opened: an installed package carries a copy of them."""
     pages = Path(rocstar.__file__).parent / "docs"
-    return re.sub(r"(?<![\w/.-])docs/(?=[\w-]+\.md)", lambda _: f"{pages}/", sentence) if pages.is_dir() else sentence
+
+    def opened(found: re.Match[str]) -> str:
+        return str(page) if (page := pages / found[1]).is_file() else found[0]  # or a file of the user's
+
+    return re.sub(r"(?<![\w/.-])docs/([\w-]{1,99}\.md)", opened, sentence)
 
 
 def _shown(character: str) -> str:

@@ -13,6 +13,8 @@ from rocstar.answers.wording import clean, normalised, plain_text, without_names
         ("π/2", r"\pi /2"),
         (r"\mathrm{e}^x", "e^x"),
         (r"2\mathrm{e}", "2e"),
+        (r"1,\dots,n \\[4pt] \cdots", r"1,\ldots,n \\ \ldots"),
+        (r"\mathrm{e}^{\pi\mathrm{i}}", r"e^{\pi i}"),
         (r"k_{\mathrm{B}}", "k_{B}"),
         (r"R_{\odot}^2", "R_{odot}^2"),
         (r"\omega_\odot", r"\omega_{odot}"),

@@ -195,14 +195,19 @@ def test_a_folder_without_a_chat_template_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_template_that_fails_is_named_in_one_sentence(tmp_path: Path) -> None:
-    for broken in ("{% if %}", "{% if 1 %}" * 3_000, "{{ messages"):  # of the last Jinja's own has a full stop
+    nested = "{% for a in b %}" * 21 + "{% endfor %}" * 21
+    for broken in ("{% if %}", "{% if 1 %}" * 3_000, nested, "{{ messages"):  # of the last Jinja's own has a full stop
         with pytest.raises(ConfigError, match=r"is no valid Jinja template: .*[^.]\.$"):
             template_for("model", folder_of(tmp_path, broken))
     with pytest.raises(ConfigError, match=r"can't render such a conversation: no users here\.$"):
         template_for("model", folder_of(tmp_path, "{{ raise_exception('no users here') }}"))
     twice = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    forking = "{% set n = namespace(d=40) %}{% block a %}{% if n.d %}{% set n.d = n.d - 1 %}{{ self.a() }}"
+    forking += "{{ self.a() }}{% set n.d = n.d + 1 %}{% endif %}{% endblock %}"
     for bomb, told in (
         (twice, "loops go round more than 1000000 times"),
+        (twice.replace("9) %}{% e", "9) if 0 %}{% e"), "loops go round more than"),
+        (forking, "loops go round more than"),
         ("{{ 9 ** 9 ** 9 }}", r"too large with \*\*"),
         ("{{ 'a' * 10 ** 8 }}b", "more than 100000000 characters"),
     ):

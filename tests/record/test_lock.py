@@ -58,6 +58,9 @@ def test_a_child_that_outlives_the_holder_does_not_hold_the_lock_on(tmp_path: Pa
 def test_a_run_of_another_user_is_told_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run(tmp_path)
     monkeypatch.setattr("os.open", Mock(side_effect=PermissionError))  # root, as whom tests may run, may write all
+    with pytest.raises(PermissionError), folder.locked():
+        pass  # of one's own, but read-only
+    monkeypatch.setattr("os.geteuid", Mock(return_value=os.getuid() + 1))
     told = f"is of user {os.getuid()}, who alone may write in .*; .*: rocstar train --branch {folder.path}$"
     with pytest.raises(ConfigError, match=told), folder.locked():
         pass
