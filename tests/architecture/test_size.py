@@ -17,12 +17,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2119, 17),
     "agents": (1097, 4),
     "analysis": (1730, 10),
-    "answers": (3613, 19),
+    "answers": (3621, 19),
     "cli": (3145, 21),
     "cluster": (848, 8),
     "config": (2098, 10),
     "data": (4247, 22),
-    "dialogue": (1892, 11),
+    "dialogue": (1895, 11),
     "engines": (4533, 22),
     "errors": (53, 1),
     "evaluation": (3482, 20),
@@ -31,23 +31,23 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3308, 19),
     "parts": (1783, 9),
     "protocols": (306, 1),
-    "record": (2569, 16),
+    "record": (2571, 16),
     "rollout": (1660, 11),
     "run": (3958, 21),
     "sandbox": (8731, 43),
     "serving": (739, 6),
-    "support": (2192, 15),
+    "support": (2196, 15),
     "tools": (960, 7),
     "train": (197, 1),
     "types": (612, 1),
     "view": (1836, 9),
 }
-CLASSES, FUNCTIONS = 561, 3988
+CLASSES, FUNCTIONS = 561, 3990
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_771}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_784}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
