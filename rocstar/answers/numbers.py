@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rocstar.answers.units import RADIAN, are_strangers, conversion, find_units, is_angle, split_unit
-from rocstar.answers.wording import NO_UNIT, SCALES, inside, without_foreign_words
+from rocstar.answers.wording import NO_UNIT, SCALES, without_foreign_words
 from rocstar.types import Verdict
 
 MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every pattern below
@@ -22,6 +22,7 @@ FLOAT_NOISE = Fraction(1, 10**9)  # relative; what a printed float may be off by
 MAX_NOISY = Fraction(10**6)  # of a larger one not more: 12345678901.999999 is no 12345678901
 APPROXIMATE = Fraction(1, 10**4)  # relative; of a decimal to a value that no decimal can write. Source: prime_math
 
+_FOLDED = {0x2212: "-", 0xD7: "*", 0xB0: "\\degree", 0xA0: " "}  # minus, times, degree, no-break space
 _INTEGER = re.compile(r"[+-]?\d+")
 _THIN = re.compile(r"\\[!,;:]")
 _NAME = re.compile(r"^([A-Za-z])\s*=\s*")
@@ -54,6 +55,7 @@ _REPEATING = (
     re.compile(r"(?P<whole>\d*)\.(?P<start>\d*)(?:\\(?:overline|bar|dot)\s*\{?(?P<cycle>\d+)\}?|\((?P<closed>\d+)\))"),
     re.compile(r"(?P<whole>\d*)\.(?P<start>\d{0,20}?)(?P<cycle>\d{1,9}?)(?P=cycle){2,}\s*(?:\\[lc]?dots|\.{2,})\s*"),
 )
+_DOTTED = re.compile(r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?")
 _RESIDUES = re.compile(
     r"(?:(?P<name>[A-Za-z])\s*(?:\\equiv|=)\s*)?"
     r"(?P<items>-?\d{1,9}(?:(?:\s|,|\bor\b|\band\b|\\text\{\s*(?:or|and)\s*\})+-?\d{1,9})*)\s*,?\s*\(?\s*"
@@ -75,7 +77,9 @@ _MIXED = re.compile(
 _DECIMAL_COMMA = re.compile(r"(?P<whole>[1-9]\d{0,2}(?:(?:\.\d{3})+|(?: \d{3})+|(?:'\d{3})+)|\d+),(?P<part>\d+)")
 _NEVER_A_NUMBER = re.compile(rf"[A-Za-z\s]+|[+-]?\d[\d\s,.']*[\s,.'][\d\s,.']*|{_BASED.pattern}")  # 2_2
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|textrm)\{([^{}\\]*)\}")
+_CIRCLE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])")
 _STEP = re.compile(r"(?:and\b|,)?\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_MINUTES = ((re.compile(r"(?:''|\")"), " arcsec "), (re.compile(r"'"), " arcmin "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
 
 def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
     """The number that a short text certainly means, else None. letters: the m of `5 m` is a unit, not a variable."""
-    if len(text) > MAX_CHARS or not text.isascii():
+    if len(text) > MAX_CHARS or not _fold(text).isascii():
         return None
     body = _spelled(_clean(text))
     if _INTEGER.fullmatch(body):
@@ -154,10 +158,19 @@ def _based(found: re.Match[str], name: str) -> PlainNumber | None:
     return PlainNumber(Fraction(int(found["digits"], base)), name=name, base=base)
 
 
+def _fold(text: str) -> str:
+    return text if text.isascii() else text.translate(_FOLDED)
+
+
 def _clean(text: str) -> str:
-    """Without the marks of a formula and a full stop; the rest is done by `wording.clean`."""
-    body = _THIN.sub("", inside(text.strip()).removesuffix("."))
-    return body.replace("{,}", ",").replace("\\ ", " ").replace("~", " ").strip()
+    body = _fold(text).strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        if body.startswith(opening) and body.endswith(closing) and len(body) > len(opening) + len(closing):
+            body = body[len(opening) : -len(closing)].strip()
+            break
+    body = body.removesuffix(".")
+    body = _THIN.sub("", body).replace("{,}", ",").replace("\\ ", " ").replace("~", " ")
+    return body.replace("dfrac", "frac").replace("tfrac", "frac").replace("cfrac", "frac").strip()
 
 
 def _spelled(body: str) -> str:
@@ -177,8 +190,11 @@ def _split_unit(body: str, letters: bool) -> tuple[str, str]:
 
 
 def _in_steps(body: str, name: str) -> PlainNumber | None:
-    """`1 h 30 min`: a number in units that get smaller, as one of the first."""
-    flat = _UNWRAPPED.sub(r" \1 ", body)
+    """`1 h 30 min`, `22^\\circ 30'`: a number in units that get smaller, as one of the first."""
+    flat = _UNWRAPPED.sub(r" \1 ", _CIRCLE.sub(" degree ", body))
+    if "degree" in flat:
+        for sign, word in _MINUTES:
+            flat = sign.sub(word, flat)
     steps = _STEP.findall(flat)
     if len(steps) < 2 or _STEP.sub("", flat).strip():
         return None
@@ -241,6 +257,7 @@ def _mixed(body: str) -> Fraction | None:
 
 def _repeating(body: str) -> Fraction | None:
     r"""`0.1\overline{6}` is 1/6."""
+    body = _DOTTED.sub(r"\\overline{\1\2\3}", body)
     found = next(filter(None, (pattern.fullmatch(body) for pattern in _REPEATING)), None)
     if found is None:
         return None

@@ -5,6 +5,7 @@
 "[0,1) \\cup (2,3]"      "u", "u", two intervals            union
 "\\pm 3"                 "", "", ["3", "-3"]
 "a = b = 0"             "", "", ["a = 0", "b = 0"], as "(a, b) = (0, 0)"
+"2\\vec{i} - \\vec{j}"   "(", ")", ["2", "-1"]
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\
 _LABELLED = re.compile(r"\s*([A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*=\s*([^=]+)")
 _CHAIN = re.compile(r"((?:[A-Za-z]\s*=\s*){2,})([^=<>,;]+)")
 _TUPLES = re.compile(r"\(((?:(?:[A-Za-z]|\\[a-z]+(?![a-z]))\s*(?:,\s*)?){2,})\)\s*=\s*\(((?:[^()]|\([^()]*\))*)\)")
+_BASIS = re.compile(r"((?<=[\w)}\]])\s*(?:\\cdot\s*)?)?\\vec\{([ijk])\}")
+_LABEL = re.compile(r"^[A-Za-z]\w?(?:_\{?\w+\}?)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ def take_apart(text: str) -> Pieces | None:
         return Pieces(matrix["bars"] or "m", "m", tuple("&".join(row) for row in cells))
     if named := _named_values(text):
         return Pieces("", "", tuple(named))
+    if coordinates := _coordinates(text):
+        return Pieces("(", ")", coordinates)
     unions = [part for part in split_top(text, ("\\cup",)) if part]
     if len(unions) > 1:
         return Pieces("u", "u", tuple(unions))
@@ -112,6 +117,16 @@ def _named_values(text: str) -> list[str]:
     found = _TUPLES.fullmatch(text)
     names, values = (split_top(found[at], (",",)) for at in (1, 2)) if found else ([], [])
     return [f"{name} = {value}" for name, value in zip(names, values, strict=True)] if len(names) == len(values) else []
+
+
+def _coordinates(text: str) -> tuple[str, ...]:
+    """`2\\vec{i} - \\vec{k}` -> `2`, `0`, `-1`: a sum with one unit vector in each term; none for any other text."""
+    terms = [term for term in split_top(text, ("+", "-")) if term]
+    if "\\vec" not in text or any(len(_BASIS.findall(term)) != 1 for term in terms):
+        return ()
+    flat = _BASIS.sub(lambda found: "\\vec " + found[2] if found[1] is None else "\\cdot \\vec " + found[2], text)
+    units = "ijk" if "{k}" in text else "ij"
+    return tuple(re.sub(r"\\vec [ijk]", "0", flat.replace(f"\\vec {unit}", "1")) for unit in units)
 
 
 def are_opposed(gold: str, predicted: str) -> bool:
@@ -191,8 +206,11 @@ def both_signs(text: str) -> tuple[str, ...]:
     kinds = _SIGN.findall(text)
     if not kinds or len(kinds) > len(set(kinds)):
         return (text,)
-    upper = _SIGN.sub(lambda found: "+" if found[1] == kinds[0] else "-", text)
-    lower = _SIGN.sub(lambda found: "-" if found[1] == kinds[0] else "+", text)
+    label, equals, value = text.partition("=")
+    value = value if equals and _LABEL.match(label.strip()) else text
+    first = kinds[0]
+    upper = _SIGN.sub(lambda found: "+" if found[1] == first else "-", value)
+    lower = _SIGN.sub(lambda found: "-" if found[1] == first else "+", value)
     return _NO_PLUS.sub("", upper).strip(), _NO_PLUS.sub("", lower).strip()
 
 

@@ -19,9 +19,11 @@ from rocstar.answers.units import DEGREE, RADIAN, are_strangers, conversion, is_
 from rocstar.answers.wording import (
     bare,
     is_name,
-    normalised,
+    loose_style,
+    math_style,
     undelimited,
     without_names,
+    without_point,
     without_range,
     without_thousands,
     words_after,
@@ -32,6 +34,7 @@ MAX_ITEMS = 60  # of an unordered list; finding partners takes the square of it
 MAX_NESTING = 4
 EQUALS = ("=", "\\approx", "\\simeq")
 _NO_SIDE = re.compile(r"^[!?]?$|[<>]$|[A-Za-z]\s*!$")  # of `x <= 6`, `x != 6` and `? = 6`
+_UNITS = re.compile(r"\\(?:text|mathrm|circ|degree)(?![A-Za-z])|[\d}]\s*[A-Za-z]{2}")
 _THOUSAND = re.compile(r",0\d\d")  # no list has such an item
 _TUPLE = re.compile(r"[=(]|\\langle")  # what a bare list of values does not have
 _CLOSED = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
@@ -64,9 +67,10 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
     gold, predicted = _prepared(gold, predicted)
     if (settled := _settled(gold, predicted)) is not None:
         return settled[0] is Verdict.RIGHT
-    if same_text(gold, predicted):
-        return True
     wanted, given = _pieces(undelimited(gold), undelimited(predicted))
+    both = wanted is not None and given is not None and nesting < MAX_NESTING
+    if _same_items(gold, predicted) if both else same_text(gold, predicted):
+        return True
     if nesting < MAX_NESTING and wanted is not None and given is not None:
         return _same_pieces(wanted, given, nesting)
     if wanted is not None or given is not None:
@@ -78,10 +82,10 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
 
 
 def same_text(gold: str, predicted: str) -> bool:
-    """Equal after normalisation, which drops degrees, but not inside a function of angles."""
+    """Equal after either normalisation, which drops units: degrees, too, but not inside a function of angles."""
     if _ANGLES.search(gold) and len({"\\circ" in text for text in (gold, predicted)}) > 1:
         return False
-    return normalised(gold) == normalised(predicted) != ""
+    return any(style(gold) == style(predicted) != "" for style in (math_style, loose_style))
 
 
 def _prepared(gold: str, predicted: str) -> tuple[str, str]:
@@ -90,7 +94,7 @@ def _prepared(gold: str, predicted: str) -> tuple[str, str]:
         predicted = without_thousands(predicted)
     if not take_apart(predicted):
         gold = without_thousands(gold)
-    return without_names(gold, predicted)
+    return without_names(gold, without_point(gold, predicted))
 
 
 def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
@@ -204,6 +208,11 @@ def _same_quantity(gold: str, predicted: str) -> bool | None:
     return equal_values(wanted, rf"({given})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
 
 
+def _same_items(gold: str, predicted: str) -> bool:
+    """`same_text` of lists, whose units are looked at one by one."""
+    return same_text(gold, predicted) and not (_UNITS.search(gold) and _UNITS.search(predicted))
+
+
 def _pieces(gold: str, predicted: str) -> tuple[Pieces | None, Pieces | None]:
     """Both taken apart; an inequality is the interval that it means where the other is one, and two sets of all x with
     a property are intervals."""
@@ -249,7 +258,7 @@ def _same_set(wanted: Sequence[str], given: Sequence[str], nesting: int) -> bool
     unknown = False
     rest = []
     for item in wanted:  # equal texts first: most partners are, and they cost nothing
-        partner = next((other for other in left if same_text(item, other)), None)
+        partner = next((other for other in left if _same_items(item, other)), None)
         if partner is None:
             rest.append(item)
         else:

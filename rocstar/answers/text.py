@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from rocstar.answers.wording import HEDGE, normalised, plain_text
+from rocstar.answers.wording import HEDGE, loose_style, plain_text
 from rocstar.types import Verdict
 
 _QUOTES = "*_`\"' \n\t"
@@ -114,7 +114,7 @@ def is_words(text: str) -> bool:
 def _are_products(gold: str, predicted: str) -> bool:
     """Whether only capitals tell two rows of letters apart that are no words: NK is not nk."""
     is_row = gold.isascii() and gold.isalpha() and gold.lower() == predicted.lower()
-    return is_row and gold != predicted and normalised(gold) != normalised(predicted)
+    return is_row and gold != predicted and loose_style(gold) != loose_style(predicted)
 
 
 def _said(text: str) -> str:

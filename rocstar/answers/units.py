@@ -98,6 +98,7 @@ _TIMES = re.compile(r"\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|·")
 _FACTOR = re.compile(r"[ *]*(?:(/|per\b)[ *]*)?([A-Za-z]+)\.?(?:\^(-?\d))?")
 _START = re.compile(r"(?<![A-Za-z\\^_])[A-Za-z]")
 _MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)\s*|(?<=\{)\s*\\mu\s*|(?<=\d)\s*\\mu\s*(?=[A-Za-z]{1,3}$)")
+_OHMS = re.compile(r"(?<![A-Za-z])([kmMGun]?) *\\Omega(?![A-Za-z])")
 _SPEED = re.compile(r"(?<=\d )m/s(?:\^2)?$")
 _SCALE_OF_DEGREES = re.compile(r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)\s*(?:\\(?:text|mathrm)\{\s*)?([CF])\s*\}?$")
 _DEGREE_SIGN = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z]))$")
@@ -143,6 +144,7 @@ def _split_words(text: str, *, bare: bool) -> tuple[str, str]:
         return text, ""
     flat = _BRACED_POWER.sub(r"^\1", _MICRO.sub(r"\1u", text))
     plain = _GAP.sub(" ", _TIMES.sub("*", _QUOTIENT.sub(r" \1/\2", _WRAPPED.sub(r" \1", flat)))).strip()
+    plain = _WRAPPED.sub(r" \1", _OHMS.sub(r" \1ohm", plain)).replace("  ", " ")
     explicit = bare or _WRAPPED.search(flat) is not None or _SPEED.search(plain) is not None
     for found in _START.finditer(plain):
         words, body = plain[found.start() :], plain[: found.start()].strip(" *")

@@ -16,7 +16,6 @@ from fractions import Fraction
 from rocstar.answers.extract import Truncated, counts_as_cut, format_facts, last_answer, strict_answer, written
 from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.answers.numbers import MAX_CHARS, parse_number
-from rocstar.answers.wording import clean
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import TextCodec
@@ -118,10 +117,10 @@ def _grade_output(gold: str, output: str | None) -> Grade:
     if output is None:
         return Grade(Verdict.WRONG, "no_answer", None)
     extracted = output[:MAX_CHARS]
-    wanted = parse_number(clean(gold))
+    wanted = parse_number(gold)
     if wanted is None:
         return Grade(Verdict.UNDECIDED, "gold_unparsed", extracted)
-    given = parse_number(clean(output)) if len(output) <= MAX_CHARS else None
+    given = parse_number(output)
     if given is None or given.comma:
         return Grade(Verdict.WRONG, "tool_output", extracted)
     gap = abs(given.value - wanted.value)

@@ -1,9 +1,9 @@
 """Rewrite answers so that two ways to write the same thing become the same text. Regular expressions over at most
 `caps.MAX_CHARS` characters; nothing is evaluated, and what an answer *means* is decided in `prime.py`.
 
-`clean` drops invisible characters and is safe before any parser. `normalised` is for the PRIME grader, after the
-description of its second normalisation (release, prime_math): equal results mean equal answers, unequal ones mean
-nothing. `plain_text` is the careful one that may decide alone.
+`clean` drops invisible characters and is safe before any parser. `math_style` and `loose_style` are the two
+normalisations of the PRIME grader, ours after their description (release, prime_math): equal results mean equal
+answers, unequal ones mean nothing. `plain_text` is the careful one that may decide alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FOLDED = {
     0x2102: "\\mathbb{C}", 0x2115: "\\mathbb{N}", 0x211A: "\\mathbb{Q}", 0x211D: "\\mathbb{R}",
     0x2124: "\\mathbb{Z}", 0xFE0F: "", 0x2032: "'", 0x2033: "''", 0x22C5: "\\cdot ", 0x2219: "\\cdot ",
     0x2227: "\\land ", 0x2228: "\\lor ", 0x2A7D: "\\le ", 0x2A7E: "\\ge ", 0x27E8: "\\langle ", 0x27E9: "\\rangle ",
-    0x2308: "\\lceil ", 0x2309: "\\rceil ", 0x230A: "\\lfloor ", 0x230B: "\\rfloor ", 0xBA: "^{\\circ}",
+    0x2308: "\\lceil ", 0x2309: "\\rceil ", 0x230A: "\\lfloor ", 0x230B: "\\rfloor ",
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
@@ -68,15 +68,24 @@ ABROAD = (
 )
 """Words of other languages that make another number of it; not all there are."""
 NO_UNIT = rf"(?:\b(?:{HEDGE}|or|and|at|to|(?:{'|'.join(SCALES)})s?)\b|{ABROAD})"
+_LABEL = re.compile(rf"^\\text\{{(?![A-J]:|[^{{}}]*\b(?:{HEDGE})\b)[A-Za-z ]+(?:\bis|\bare|:|=)\s*\}}\s*")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^\s*\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?")
 _RATIO = re.compile(r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)")
 _INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNORECASE)
 _GREEK = re.compile(r"GREEK (SMALL|CAPITAL) (?:LETTER )?(?:FINAL )?(\w+)")
 _ROOT = re.compile("\u221a\\s*(\\d+(?:[.]\\d+)?)")  # of the whole number; \\sqrt takes one digit
-_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f]+|[\u2080-\u208b]+")
+_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f\u00ba]+|[\u2080-\u208b]+")
+_MICRO = re.compile("(\\d\\s*)\u00b5([A-Za-z]+)")
 _CHOOSE = re.compile(r"\{([^{}\\]*)\\choose([^{}\\]*)\}")
 _BOXED_SIGN = re.compile("\\\\text\\{([€£¥₹¢‰])\\}")
+_MONEY = re.compile(r"\\pounds(?![A-Za-z])")
 _E_POWER = re.compile(r"\^e(?![A-Za-z])")  # the grammar reads it in braces alone
+_BAR = r"(?:\||\\[lr]?vert(?![A-Za-z]))\s*"
+_ABSOLUTE = re.compile(  # not of z, which may be complex
+    rf"^{_BAR}([A-Ya-y])\s*{_BAR}(<=?|\\(?:lt|leq?(?:slant)?)(?![A-Za-z]))\s*(?!0$)([^-+=<>|,;]+)$"
+)
+_CONGRUENT = re.compile(r"(\\equiv[^()]*\d)\s*\(\s*(\d+)\s*\)$")
+_SMALL_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*[oO]\s*\}|[oO](?![A-Za-z]))")
 _BRACES = re.compile(r"(?<!\\)[{}]")
 MAX_LOOKS = 4
 _SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
@@ -89,9 +98,14 @@ _DIGIT = re.compile("[1-9]")
 _STATEMENTS = re.compile(r"\([1-9]\)(?:\s*\([1-9]\))+")
 _FRACTIONS = re.compile(r"\\[dtc](frac|binom)(?![A-Za-z])")
 _DOTS = re.compile(r"\\[cd]?dots(?![A-Za-z])")
-_ROW_GAP = re.compile(r"(?<=\\\\)\[-?[\d.]+\s*(?:pt|mm|cm|em|ex|in)\]")
 _TEXT = re.compile(r"\\(?:mbox|textrm|textnormal)(?=\s*\{)")
-_ONE_LETTER = re.compile(r"(\\[A-Za-z]+)?\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
+_ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
+_BASIS = re.compile(
+    r"\\(?:mathbf|hat|vec|boldsymbol|bm|bf)\s*(?:\{\s*(?:\\mathbf\s*\{?)?\s*\\?([ijk])(?:math)?\s*\}+|\\?([ijk])(?:math)?(?![A-Za-z]))"
+)
+_GLUED = re.compile(
+    r"([A-Za-z]|[\d}](?=\\mathrm\{[dghms]\}))(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{[A-Za-z]\})"
+)
 _SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
 _OPERATORS = ("\\sum", "\\prod", "\\int", "\\lim", "\\log", "\\max", "\\min", "\\sup", "\\inf", "\\bigcup", "\\bigcap")
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
@@ -103,6 +117,8 @@ _FUNCTION = re.compile(r"(?<![A-Za-z\\{])(sqrt|(?:arc)?(?:sin|cos|tan)|sec|csc|c
 _OPERATOR = re.compile(
     r"\\(?:operatorname|mathrm)\s*\{\s*((?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|csc|log|ln|exp)\s*\}"
 )
+_TWICE = re.compile(r"(?<!\\)\\(?=\\(?:left|right|[dtc]?frac|sqrt|text)(?![A-Za-z]))")  # escaped once too often
+_ROW_GAP = re.compile(r"(?<=\\\\)\[-?[\d.]+\s*(?:pt|mm|cm|em|ex|in)\]")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _ROOT_CALL = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _VARIANT = re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|sigma|kappa)(?![A-Za-z]))")
@@ -125,6 +141,7 @@ _DERIVATIVE = re.compile(
     r"\s*\{\s*((?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+))\s*\}"
 )
 _LONE = re.compile(r"(\\[A-Za-z]+|[A-Za-z])(?:_\{?(\w+)\}?)?")
+_LOOSE = re.compile(r"_([A-Za-z])(?![A-Za-z])")
 _SPACES = re.compile(r"\s+")
 _GAPS = re.compile(r"\s+(?!\d)|(?<!\d)\s+")  # `1 2` is not 12
 _NOON = re.compile(r"(\d)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
@@ -135,6 +152,7 @@ _IS_NAME = re.compile(_NAME)
 _NAMED = re.compile(rf"^\s*(?:{_NAME}\s*(?:=|\\approx)\s*)+(?=[^=])")
 _TURNED = re.compile(rf"^(?!\s*{_NAME}\s*=)([^=<>,;]+?)\s*=\s*([A-Za-z](?:_\w)?)\s*$")
 _LETTER = re.compile(r"^\s*([A-Za-z])(?:_\{?\w+\}?)?\s*(\([A-Za-z]\))?\s*(?:=|\\approx)\s*[^=]")
+_POINT = re.compile(r"^[A-Z]'?\s*(?=\(.*,.*\)$)")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _RANGE = re.compile(
@@ -144,6 +162,7 @@ _RANGE = re.compile(
 )
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
 _BARE_FRACTION = re.compile(r"\\(frac|binom)\s*(?:\{([^{}]*)\}|([A-Za-z\d]|\\pi))\s*(?:\{([^{}]*)\}|([A-Za-z\d]|\\pi))")
+_SLASH = re.compile(r"(?<![\w.}/])(-?\d+)\s*/\s*(\d+)(?![\w./])")
 _TRAILING_TEXT = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
     rf"\{{(?![^{{}}]*{NO_UNIT}|[^{{}}]*(?<![A-Za-z^-])\d)[^{{}}]*\}}(?:\^\{{?\d\}}?)?$"
@@ -153,6 +172,12 @@ _WORDS_AFTER = re.compile(rf"(?<=[\d)}}%])\s*\\(?:text|mbox|textrm|mathrm)\{{([A
 # Letters of which one at least is not ASCII, behind a plain number: a unit of another language.
 _BARE_UNIT = re.compile(rf"^([-+]?(?:\d[\d.,/ ]*)?\d)(\s*(?:[A-Za-z][A-Za-z ]*)?[{_LETTERS}][A-Za-z {_LETTERS}]*)\.?$")
 _LINK = re.compile(r"\s*(?:,\s*)?\\?\b(?:and|or)\b\s*")
+_UNIT_WORD = re.compile(
+    r"(?<=[\d)}\s])(?:square |cubic |sq )?(?:degree|mm|cm|km|centimeter|millimeter|kilometer|meter|mile|second|minute|"
+    r"hour|day|week|month|year|foot|feet|inch|yard|liter|litre|gram|kilogram|kg|cent|dollar|unit|point|percent)"
+    r"(?:e?s)?\b\s*(?:\^\{?\d\}?)?\.?"
+)
+_WHOLE_FLOAT = re.compile(r"(?<![\w.])(\d+)\.0+(?![\d])")
 _ARGUMENT = re.compile(r"(\\[A-Za-z]+)\s*\{([^{}]*)\}(?:\s*\{([^{}]*)\})?")
 _EXPONENT = re.compile(r"([\^_])\s*\{(?!\s*-?\d+\s*\}|.\})([^{}]*)\}")  # more than what may stand there without braces
 _THOUSANDS = re.compile(r"(?<![\d.,(\[])(?<!\\\{)\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d{3})+(?![\d,])")
@@ -169,19 +194,19 @@ def clean(text: str) -> str:
     if text.isascii() and text.isdigit():
         return text
     if not text.isascii() or not text.isprintable():
-        text = _ROOT.sub(r"\\sqrt{\1}", unicodedata.normalize("NFC", text))
+        text = _MICRO.sub(r"\1\\text{u\2}", _ROOT.sub(r"\\sqrt{\1}", unicodedata.normalize("NFC", text)))
         text = "".join(_visible(letter) for letter in _RAISED.sub(_level, _BOXED_SIGN.sub(r"\1", text)))
         text = _BARE_UNIT.sub(r"\1\\text{\2}", text.strip())
-    text = _unadorned(_TAIL.sub("", text.strip())).replace(":=", "=")
-    text = _RATIO.sub(":", _INFINITY.sub(r"\1\\infty", _ORDINAL.sub(r"\\text{th}", text)))
-    text = _E_POWER.sub("^{e}", text)
+    text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")
+    text = _LABEL.sub("", _RATIO.sub(":", _INFINITY.sub(r"\1\\infty", _ORDINAL.sub(r"\\text{th}", text))))
+    text = _CONGRUENT.sub(r"\1\\pmod{\2}", _E_POWER.sub("^{e}", text))
     if _SPELLED.search(text):
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))
     text = _clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text).strip()
     if _STATEMENTS.fullmatch(text) and (numbers := _DIGIT.findall(text)) == sorted(set(numbers)):
         return ",".join(f"({number})" for number in numbers)  # those that hold, not their product
-    return _PRODUCT.sub(r"\1\\cdot ", text)
+    return _PRODUCT.sub(r"\1\\cdot ", _ABSOLUTE.sub(r"-\3 \2 \1 \2 \3", text))
 
 
 def _unadorned(text: str) -> str:
@@ -210,31 +235,45 @@ def _clean_latex(text: str) -> str:
     """The part of `clean` that touches commands of LaTeX only."""
     if "\\" not in text:
         return text
-    text = _ROW_GAP.sub("", _DOTS.sub(r"\\ldots", text))
-    text = _UNEQUAL.sub(r"\\ne ", _VARIANT.sub(r"\\", _NO_GAP.sub("", _TEXT.sub(r"\\text", text))))
+    text = _DOTS.sub(r"\\ldots", _TEXT.sub(r"\\text", text))
+    text = _UNEQUAL.sub(r"\\ne ", _VARIANT.sub(r"\\", _NO_GAP.sub("", _TWICE.sub("", text))))
     text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\\1", _SIZES.sub("", text)))
-    text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", text))
-    text = _BLACKBOARD.sub(r"\1{\2}", _CHOOSE.sub(_binomial, text))
+    text = _NATURAL.sub(r"\\ln ", _OPERATOR.sub(r"\\\1 ", _ROW_GAP.sub("", text)))
+    text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", _CHOOSE.sub(_binomial, text)))
     text = _LESS.sub(r"\1\\setminus ", text)
+    if len(set(_BASIS.findall(text))) > 1:
+        text = _BASIS.sub(r"\\vec{\1\2}", text)
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
-    text = _ONE_LETTER.sub(lambda found: f"{found[1]} {found[2]}" if found[1] else found[2], text)
-    return _SUBSCRIPT.sub(_plain_subscript, text)
+    return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))
 
 
 def plain_text(text: str) -> str:
     """An answer without the LaTeX that changes only its looks: delimiters, wrappers of words, repeated spaces."""
-    text = _WRAPPER.sub(r"\1", inside(text.strip()).strip("$")).replace("\\ ", " ").replace("~", " ")
+    text = _WRAPPER.sub(r"\1", _inside(text.strip()).strip("$")).replace("\\ ", " ").replace("~", " ")
     text = _SPACES.sub(" ", _NOON.sub(lambda found: f"{found[1]} {found[2].lower()}m", text))
     return text.strip().removesuffix(".").strip()
 
 
-def normalised(text: str) -> str:
+def math_style(text: str) -> str:
+    """First normalisation: delimiters, degrees, dollars, percent, trailing units and spaces go; fractions and
+    roots get their braces; a leading point gets its zero."""
+    text = _TRAILING_TEXT.sub("", bare(text))
+    text = _DEGREES.sub("", text).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
+    text = _WRAPPER.sub(r"\1", text)
+    text = _BARE_ROOT.sub(r"\\sqrt{\1}", _BARE_FRACTION.sub(_braced_fraction, text))
+    text = _SLASH.sub(_slash_fraction, text)
+    text = re.sub(r"(?<![\d])\.(?=\d)", "0.", text)
+    return _GAPS.sub("", text)
+
+
+def loose_style(text: str) -> str:
     """Second normalisation: words unwrapped, "and" and "or" as commas, units and thousands commas dropped, mixed
     numbers as sums, fractions with a slash, words in lower case."""
     text = _WRAPPER.sub(lambda found: f" {found[1].lower() if len(found[1]) > 1 else found[1]} ", bare(text))
     text = _DEGREES.sub("", text).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
-    text = _THOUSANDS.sub(_ungrouped, _LINK.sub(",", text))
+    text = _LINK.sub(",", _UNIT_WORD.sub("", text))
+    text = _THOUSANDS.sub(_ungrouped, _WHOLE_FLOAT.sub(r"\1", text))
     text = _MIXED.sub(_mixed_sum, _BARE_FRACTION.sub(_braced_fraction, text))
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
     text = re.sub(r"(?<![\w)])\((\w|\d+)\)(?![\w(])", r"\1", re.sub(r"\\[()\[\]]", "", text))
@@ -273,10 +312,10 @@ def without_foreign_words(gold: str, predicted: str) -> tuple[str, str]:
 
 def bare(text: str) -> str:
     """Without math delimiters around it, a full stop after it, and `x \\in` before it."""
-    return _MEMBER.sub("", inside(text.strip()).rstrip(".").strip())
+    return _MEMBER.sub("", _inside(text.strip()).rstrip(".").strip())
 
 
-def inside(text: str) -> str:
+def _inside(text: str) -> str:
     """Without the marks of a formula around the whole."""
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         inner = text[len(opening) : -len(closing)]
@@ -291,11 +330,12 @@ def undelimited(text: str) -> str:
 
 
 def named_primes(text: str) -> str:
-    """`f'` -> `f_{prime}`, `A^T` -> `A_{turned}`: parsers drop these signs, and S/S' becomes 1. `\\frac{dV}{dr}` ->
-    `D_{dVdr}`, which would be 0; `3\\frac12x` -> `(3+1/2)x`, no product, and names for others: `\\angle ABC`, `f(-x)`,
-    `\\vec a \\times \\vec b`, and `\\Gamma`, which would be `\\gamma`."""
+    """`f'` -> `f_{prime}`, `A^T` -> `A_{turned}`: parsers drop these signs, and S/S' becomes 1. `C_d x` -> `C_{d}x`,
+    no differential; `\\frac{dV}{dr}` -> `D_{dVdr}`, which would be 0; `3\\frac12x` -> `(3+1/2)x`, no product, and names
+    for others: `\\angle ABC`, `f(-x)`, `\\vec a \\times \\vec b`, and `\\Gamma`, which would be `\\gamma`."""
     text = _MIXED.sub(lambda found: _mixed_sum(found) if int(found[2]) < int(found[3]) else found[0], text)
     text = _DERIVATIVE.sub(lambda found: f"D_{{{re.sub('[^A-Za-z0-9]', '', found[1] + found[2])}}}", text)
+    text = _LOOSE.sub(r"_{\1}", text)
     text = _TRANSPOSED.sub(lambda found: _LONE.sub(r"\1_{\2turned}", found[1]), text)
     text = _PRIMED.sub(lambda found: f"{found[1]}_{{{'prime' * len(found[2])}}}", _TO_THE_T.sub("^{T_{o}}", text))
     text = _INNER.sub(r" S_{\2turned\3} ", text)  # matrices and vectors do not commute
@@ -313,6 +353,11 @@ def _symbol(*parts: str) -> str:
 def is_name(text: str) -> bool:
     """`x`, `a_3`, `f(x)`, and letters that may be numbers elsewhere: i, e."""
     return _IS_NAME.fullmatch(text.strip()) is not None
+
+
+def without_point(gold: str, predicted: str) -> str:
+    """`P(2,5)` -> `(2,5)` where the reference is a point, too."""
+    return _POINT.sub("", predicted) if gold.startswith("(") else predicted
 
 
 def without_names(gold: str, predicted: str) -> tuple[str, str]:
@@ -385,3 +430,8 @@ def _mixed_sum(found: re.Match[str]) -> str:
 
 def _ungrouped(found: re.Match[str]) -> str:
     return re.sub(r"\D", "", found[0])
+
+
+def _slash_fraction(found: re.Match[str]) -> str:
+    sign = "-" if found[1].startswith("-") else ""
+    return rf"{sign}\frac{{{found[1].removeprefix('-')}}}{{{found[2]}}}"

@@ -14,6 +14,7 @@ RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
     ("text", "value"),
     [
         ("18", 18),
+        ("\u22123", -3),
         ("004", 4),
         ("5.", 5),
         (".5", Fraction(1, 2)),
@@ -117,6 +118,7 @@ def test_anything_else_is_not_a_plain_number(text: str) -> None:
         ("20^\\circ C", "20 degrees Celsius", (RIGHT, "unit")),
         ("20^\\circ C", "20 K", (WRONG, "unit")),
         (r"2\text{ h }15\text{ min}", "135 min", (RIGHT, "unit")),
+        ("12.25^\\circ", "12^\\circ 15'", (RIGHT, "number")),
         ("45", r"45\text{ radians}", (WRONG, "unit")),
         ("45^\\circ", r"45\text{ radians}", None),
         ("0.2", r"0.2\%", (WRONG, "number")),

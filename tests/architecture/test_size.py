@@ -17,7 +17,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2119, 17),
     "agents": (1097, 4),
     "analysis": (1730, 10),
-    "answers": (3621, 19),
+    "answers": (3716, 19),
     "cli": (3145, 21),
     "cluster": (848, 8),
     "config": (2098, 10),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (612, 1),
     "view": (1836, 9),
 }
-CLASSES, FUNCTIONS = 561, 3990
+CLASSES, FUNCTIONS = 561, 3996
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_784}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_798}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
