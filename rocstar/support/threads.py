@@ -18,8 +18,8 @@ def quiet_torch(threads: int = 1) -> None:
     amx_bf16). Without, a product of SmolLM2's widths has 108 GFLOP/s there instead of 550 to 1,600; to prefer that
     speed over repeatable runs set ONEDNN_MAX_CPU_ISA=DEFAULT.
 
-    Large blocks are given back to the system as they are freed (`keep_freed_memory`), and the kernel clears a new one page
-    by page: in pages of 2 MiB an update of 5M parameters under 49,152 tokens takes 8.0 CPU-s, else 11.2.
+    Large blocks are given back to the system as they are freed (`keep_freed_memory`), and the kernel clears new ones
+    page by page: in pages of 2 MiB an update of 5M parameters under 49,152 tokens takes 8.0 CPU-s, else 11.2.
 
     oneDNN, and ideep above it, cache 1,024 products each, by their numbers of rows. Decoding has many such numbers and
     seldom repeats one: the caches took 430 MB and saved no time (384 attempts of a model of 0.34 million parameters).
