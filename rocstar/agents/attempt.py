@@ -132,8 +132,9 @@ class AgentAttempt:
         """The agent has ended: refuse further requests, and wait for those it gave up, not much longer than so many
         seconds."""
         self.over = True
-        if self.asking:
-            await asyncio.sleep(LOOK_SECONDS)  # a program's end may be known before that of its connections
+        for _ in range(round(FIRST_LOOK_SECONDS / LOOK_SECONDS)):
+            if inf in self.asking.values():  # that its connection ended may be known later, on a busy machine much
+                await asyncio.sleep(LOOK_SECONDS)
         left = [asking for asking, given_up in self.asking.items() if given_up < inf]
         if left and (await asyncio.wait(left, timeout=FIRST_LOOK_SECONDS + seconds))[1]:
             reason = f"an abandoned request neither progressed nor ended within rollout.agent_seconds = {seconds:g}"

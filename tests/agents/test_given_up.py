@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from rocstar.agents.agent import GatewayAgent
 from rocstar.errors import EngineUnavailable, SandboxUnavailable
@@ -150,6 +152,22 @@ async def test_a_tool_call_is_given_up_for_an_outage_where_its_program_did_not_r
 ) -> None:
     found = await made(agent_that_gives_up(way, TOOL, tmp_path), Told(["so 5"]), Service(then))
     assert is_judged(found) is judged
+
+
+async def test_an_outage_is_one_too_where_the_end_of_the_agents_connection_is_known_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine."""
+    receive = Request.receive.fget  # type: ignore[attr-defined]
+
+    async def late(inner: Any) -> Any:
+        message = await inner()
+        await asyncio.sleep(0.4 * (message["type"] == "http.disconnect"))
+        return message
+
+    monkeypatch.setattr(Request, "receive", property(lambda request: partial(late, receive(request))))
+    found = await made(agent_that_gives_up("http", TOOL, tmp_path), Told(["so 5"]), Service("runs it late"))
+    assert not is_judged(found)
 
 
 async def test_a_tool_call_that_never_ends_is_an_outage(tmp_path: Path) -> None:
