@@ -198,8 +198,9 @@ def _events(found: Object) -> Iterator[tuple[str, Object]]:
 
 
 def read_messages(body: Body) -> Asked:
-    auto = [{"type": "auto", **also} for also in ({}, *({"disable_parallel_tool_use": it} for it in (False, True)))]
-    _refuse(body, {"tool_choice": (*auto, {"type": "none"})})
+    auto = {"type": "auto"}
+    ignored = ({**auto, "disable_parallel_tool_use": one} for one in (False, True))
+    _refuse(body, {"tool_choice": (auto, *ignored, {"type": "none"})})
     rows = [row for message in _list(body.get("messages"), "messages") for row in _of_blocks(message)]
     offered = [] if body.get("tool_choice") == {"type": "none"} else _list(body.get("tools") or [], "tools")
     tools = [{**tool, "parameters": tool.get("input_schema")} for tool in offered]

@@ -280,7 +280,8 @@ def checked(row: Row) -> Row:
             kind(row[name])
     for turn in row.get("turns", ()):
         Finish(turn["finish"])
-        deque(map(result_of, turn["results"]), maxlen=0)
+        for result in turn["results"]:
+            result_of(result)
     return row
 
 
