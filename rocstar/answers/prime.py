@@ -35,6 +35,7 @@ MAX_NESTING = 4
 EQUALS = ("=", "\\approx", "\\simeq")
 _NO_SIDE = re.compile(r"^[!?]?$|[<>]$|[A-Za-z]\s*!$")  # of `x <= 6`, `x != 6` and `? = 6`
 _UNITS = re.compile(r"\\(?:text|mathrm|circ|degree)(?![A-Za-z])|[\d}]\s*[A-Za-z]{2}")
+_SIGN = re.compile(r"%|\\\$|\\circ")
 _THOUSAND = re.compile(r",0\d\d")  # no list has such an item
 _TUPLE = re.compile(r"[=(]|\\langle")  # what a bare list of values does not have
 _CLOSED = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
@@ -47,6 +48,9 @@ def grade_prime(gold: str, predicted: str) -> tuple[Verdict, str]:
     cannot be decided. Running text is ignored. May be slow."""
     sides = split_top(undelimited(gold), EQUALS)
     gold = sides[-1] if len(sides) > 1 and all(map(_is_number, sides)) else gold
+    signs = [set(_SIGN.findall(text)) for text in (gold, predicted)]
+    if all(signs) and signs[0].isdisjoint(signs[1]) and take_apart(undelimited(gold)):
+        return Verdict.WRONG, "unit"  # lists of dollars and of percent, whose signs are gone where items are compared
     if (settled := _stated(gold, predicted) or _settled(*_prepared(gold, predicted))) is not None:
         return settled
     found = same_answer(gold, predicted)
