@@ -185,7 +185,7 @@ class Client:
 
 
 class GatewayAgent:
-    """Makes attempts with an agent; an AttemptMaker for `Roller.agent`."""
+    """Makes attempts with an agent; for `Roller.agent`."""
 
     def __init__(
         self, runs: Callable[[Client], Awaitable[Any]], *, seconds: float, at_once: int | None, right_above: float
@@ -195,7 +195,7 @@ class GatewayAgent:
         self._runs, self._seconds, self._right_above, self._gateway = runs, seconds, right_above, Gateway()
         self._places = asyncio.Semaphore(at_once) if at_once else nullcontext()
 
-    async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+    async def __call__(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         started = time.monotonic()
         name = f"{sampling.seed:x}/{problem.id}/{index}"
         attempt = AgentAttempt(roller, problem, sampling, name)
