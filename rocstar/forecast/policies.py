@@ -7,10 +7,11 @@ serve newcomers in the order in which they came.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rocstar.errors import ConfigError
 from rocstar.forecast.workload import PlannedAttempt
+from rocstar.rollout.expected import LifeTable
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Ask, Assignment, Scheduler
 from rocstar.types import EngineLoad
@@ -159,17 +160,12 @@ class WorstCase(_Sticky):
         self._capacity.pop(engine, None)
 
 
-class Clairvoyant:
+class Clairvoyant(LifeTable):
     """Knows every length beforehand: what no scheduler can know, as a yardstick for those that learn."""
 
     def __init__(self, lengths: Mapping[str, int]) -> None:
+        super().__init__()
         self._lengths = lengths
-
-    def begin(self, limit: int) -> None: ...
-
-    def end(self, response: int) -> None: ...
-
-    def learn(self, live: Iterable[float]) -> None: ...
 
     def reads(self, session_id: str, response: float, prompt: int) -> float:
         length = self._lengths[session_id]

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from rocstar.rollout.book import Book, Resident
-from rocstar.rollout.expected import Expectation, LifeTable
+from rocstar.rollout.expected import LifeTable
 from rocstar.rollout.scheduler import Ask, Assignment
 from rocstar.types import EngineLoad
 
@@ -35,7 +35,7 @@ FEED_READS = 1000.0  # cached tokens that can be read in the time of feeding one
 class KvScheduler:
     """One for a whole run: lengths and paces learned in one step serve the next. Deterministic."""
 
-    def __init__(self, expectation: Expectation | None = None) -> None:
+    def __init__(self, expectation: LifeTable | None = None) -> None:
         self._expectation = expectation or LifeTable()
         self._open: dict[str, Resident] = {}
         """Session id -> trajectory, from its first ask until it is closed."""
