@@ -385,7 +385,8 @@ class Sessions:
         become = Become(*bounds, snapshot.folder, snapshot.umask, snapshot.size, len(snapshot.steps))
         await self.begin(session, become, snapshot.origin.zygote)
         assert session.pipes is not None and session.worker is not None
-        descriptors = snapshot.descriptors_for_one()
+        both = (f"/proc/self/fd/{fd}" for fd in (snapshot.memory, snapshot.files))
+        descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in both]  # with positions of the branch's own
         try:
             channel.send_descriptors(session.pipes.control.fd, descriptors)
         finally:
