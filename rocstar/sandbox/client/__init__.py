@@ -86,7 +86,7 @@ class SandboxClient:
         settings = DaemonSettings(
             slots=slots, daemons=daemons, preload=tuple(preload), min_isolation=isolation, node=node
         )
-        return cls(settings, daemons=daemons)._served()
+        return cls(settings, daemons=daemons).served()
 
     @classmethod
     def connect(
@@ -102,9 +102,10 @@ class SandboxClient:
         client = cls(daemons=0, silent_seconds=silent_seconds)
         for address in addresses:
             client._use(place_of(address, token, Isolation(min_isolation)))
-        return client._served()
+        return client.served()
 
-    def _served(self) -> Self:
+    def served(self) -> Self:
+        """It, once all daemons serve; closed if one does not. Raises SandboxDown."""
         try:
             self.launch()
             self.await_hello()
