@@ -26,12 +26,12 @@ RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SMALL = ("rollout.problems_per_step=8", "rollout.attempts_per_problem=4", "resample.keep=4")
 
 
-def planner(recipe: Recipe, gpu: str, gpus: int) -> Planner:
+def planner(recipe: Recipe, gpus: int, gpu: str = "h100") -> Planner:
     return Planner(recipe=recipe, gpu_name=gpu, gpu=GPUS[gpu], gpus=gpus)
 
 
 def plan(name: str, gpu: str, gpus: int, *settings: str, **assumed: float) -> GpuPlan:
-    return planner(load_recipe(RECIPES / name, settings), gpu, gpus).plan(replace(Assumptions(), **assumed))
+    return planner(load_recipe(RECIPES / name, settings), gpus, gpu).plan(replace(Assumptions(), **assumed))
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_a_model_that_nobody_knows_or_whose_layers_have_widths_of_their_own_is_r
 
 def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     paper, alone = load_recipe(RECIPES / "paper/stage3.toml"), load_recipe(RECIPES / "quickstart.toml")
-    made = [planner(paper, "h100", gpus).shared_out() for gpus in (64, 8, 2)]
+    made = [planner(paper, gpus).shared_out() for gpus in (64, 8, 2)]
     assert [(one.engine[0].count, one.cluster.learners) for one in made] == [(32, 32), (4, 4), (1, 1)]
-    assert planner(alone, "h100", 8).shared_out().cluster.learners == 8
+    assert planner(alone, 8).shared_out().cluster.learners == 8
     with pytest.raises(ConfigError, match=r"^1 GPU is too few: at least 2 are needed for a learner"):
-        planner(paper, "h100", 1).shared_out()
+        planner(paper, 1).shared_out()
     wide = load_recipe(RECIPES / "paper/stage3.toml", ["engine.vllm.tensor_parallel=8"])
     with pytest.raises(ConfigError, match=r"^8 GPUs are too few: at least 9 .* or set cluster.colocate$"):
-        planner(wide, "h100", 8).shared_out()
+        planner(wide, 8).shared_out()
     with pytest.raises(ConfigError, match=r"take more, or leave \[\[engine\]\] out$"):
         planner(wide, "h100", 7).shared_out()
 
