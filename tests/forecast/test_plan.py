@@ -27,7 +27,7 @@ SMALL = ("rollout.problems_per_step=8", "rollout.attempts_per_problem=4", "resam
 
 
 def planner(recipe: Recipe, gpus: int, gpu: str = "h100") -> Planner:
-    return Planner(recipe=recipe, gpu_name=gpu, gpu=GPUS[gpu], gpus=gpus)
+    return Planner(recipe=recipe, gpu=gpu_named(gpu), gpus=gpus)
 
 
 def plan(name: str, gpu: str, gpus: int, *settings: str, **assumed: float) -> GpuPlan:
@@ -144,7 +144,7 @@ def test_a_cache_that_holds_no_longest_attempt_does_not_fit(
 
 
 def test_a_gpu_is_named_or_described() -> None:
-    assert gpu_named("4090") == GPUS["4090"] == gpu_named("24:165:1010")
+    assert gpu_named("4090") == replace(gpu_named("24:165:1010"), name="4090")
     for wrong in ("5060", "24:165", "24:165:nan", "24:0:1010", "24:165:inf", "1e300:1:1"):
         with pytest.raises(ConfigError, match="for instance 48:362:864"):
             gpu_named(wrong)
@@ -236,7 +236,7 @@ def test_training_is_refused_on_gpus_that_cannot_hold_it_and_not_on_those_that_c
     recipe, machines = load_recipe(RECIPES / "7b-8gpu.toml"), {"m": tuple(map(str, range(8)))}
 
     def placed(gpu: str) -> Placement:
-        shape, memory = shape_of(recipe.model), GPUS[gpu].memory_bytes
+        shape, memory = shape_of(recipe.model), gpu_named(gpu).memory_bytes
         return place(recipe, shape, machines, memory, positions=recipe.longest_response)
 
     placed("h200").refuse()
