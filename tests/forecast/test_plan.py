@@ -84,7 +84,7 @@ def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     with pytest.raises(ConfigError, match=r"^8 GPUs are too few: at least 9 .* or set cluster.colocate$"):
         planner(wide, 8).shared_out()
     with pytest.raises(ConfigError, match=r"take more, or leave \[\[engine\]\] out$"):
-        planner(wide, "h100", 7).shared_out()
+        planner(wide, 7).shared_out()
 
 
 @pytest.mark.parametrize("settings", [("cluster.learners=8", "engine.vllm.count=8"), ("cluster.learners=8",), ()])
@@ -93,7 +93,7 @@ def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
 def test_a_plan_takes_turns_where_training_does(settings: tuple[str, ...], more: tuple[str, ...], gpus: int) -> None:
     """The documented recipe of eight learners and eight servers was planned as four and four without turns."""
     recipe = load_recipe(RECIPES / "7b-8gpu.toml", [*settings, *more])
-    planned = planner(recipe, "h200", gpus).placement()
+    planned = planner(recipe, gpus, "h200").placement()
     turns = not more and gpus == recipe.cluster.learners
     assert planned.colocate == turns
     assert len(planned.learners) + len(planned.engines) == gpus * (1 + turns)
@@ -120,7 +120,7 @@ def test_disk_is_of_the_whole_run() -> None:
 
 def test_what_matters_most_to_a_plan_is_how_long_answers_are() -> None:
     recipe = load_recipe(RECIPES / "7b-8gpu.toml", SMALL)
-    made = planner(recipe, "h100", 8).weighed(Assumptions())
+    made = planner(recipe, 8).weighed(Assumptions())
     assert max(made.matters.values()) == made.matters["length_share"] > 1
 
 
@@ -209,7 +209,7 @@ def test_a_plan_says_which_settings_train_as_planned(
         assert (f"to train as planned: {said}\n" in told) if said else "to train as planned" not in told
     keys = [setting for setting in settings if "=" in setting]
     trained = load_recipe(RECIPES / "7b-8gpu.toml", [*SMALL, *keys, *(said or "").split()])
-    assert planner(trained, "h100", 16 if "16" in settings else 8).differences() is None
+    assert planner(trained, 16 if "16" in settings else 8).differences() is None
 
 
 def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:
