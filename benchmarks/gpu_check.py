@@ -45,7 +45,7 @@ from rocstar.learning.models import random_model
 from rocstar.learning.policy import Policy
 from rocstar.parts.placement import place
 from rocstar.parts.shape import known_shape
-from rocstar.types import Batch, BatchRow, Sampling
+from rocstar.types import BatchRow, Sampling
 
 TINY = {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 TINY |= {"intermediate_size": 128, "max_positions": 8192}
@@ -123,7 +123,7 @@ def learner_is_exact(device: str, dtype: str, most: float, of_gradient: float) -
     for where, kind in (("cpu", "float32"), (device, dtype)):
         learner, model = learner_of(TINY, where, kind)
         scored.append([row.old_logprobs for row in learner.score(rows)])
-        learner.update(Batch(rows=rows))
+        learner.update(rows)
         gradients.append(torch.cat([weights.grad.flatten().double().cpu() for weights in model.parameters()]))
     gap, apart = worst(*scored), float((gradients[1] - gradients[0]).norm() / gradients[0].norm())
     value = f"{gap:.1e} nats, gradient {apart:.1e} apart"
@@ -203,7 +203,7 @@ def turns_are_taken(device: str, dtype: str) -> tuple[str, str, bool]:
         await engine.sleep()
         given_back = before - held(device)
         waiting = [asyncio.create_task(write(row, 100 + n)) for n, row in enumerate(prompts)]
-        learner.update(Batch(rows=rows_of(TINY["vocab_size"], 8, 16, 200)))
+        learner.update(rows_of(TINY["vocab_size"], 8, 16, 200))
         await engine.load_weights(learner._policy.publish())
         done = list(await asyncio.gather(*waiting))
         await engine.close()
@@ -233,7 +233,7 @@ def memory_is_foretold(device: str, shape: dict[str, int]) -> tuple[str, str, bo
     told = table["learner-0"].total - table["learner-0"].bytes["CUDA context"]
     before = torch.cuda.memory_allocated()
     learner, _ = learner_of(shape, device, "bfloat16")
-    batch = Batch(rows=rows_of(shape["vocab_size"], 8, 64, recipe.stage[0].learner.tokens_per_microbatch // 4 - 64))
+    batch = rows_of(shape["vocab_size"], 8, 64, recipe.stage[0].learner.tokens_per_microbatch // 4 - 64)
     learner.update(batch)  # the moments are made by it
     torch.cuda.reset_peak_memory_stats()
     learner.update(batch)
@@ -247,8 +247,8 @@ def learner_is_fast(device: str, dtype: str, large: dict[str, int], least: float
     count, length = (16, 1024) if device == "cuda" else (2, 64)
     learner, model = learner_of(shape, device, dtype)
     rows = rows_of(shape["vocab_size"], count, 64, length)
-    learner.update(Batch(rows=rows))
-    taken = timed(device, lambda: learner.update(Batch(rows=rows)))
+    learner.update(rows)
+    taken = timed(device, lambda: learner.update(rows))
     weights = sum(p.numel() for p in model.parameters())
     rate, peak = 6 * weights * count * (64 + length) / taken, peak_rate(device, dtype)
     least = least if device == "cuda" else 0.0
@@ -263,10 +263,8 @@ def new_lengths_cost_nothing(device: str) -> tuple[str, str, bool]:
     draw = random.Random(0)
     drawn = [[draw.randrange(110, 420) for _ in range(rows)] for _ in range(times)]
     updates = [tuple(row for n in lengths for row in rows_of(500, 1, 90, n - 90)) for lengths in drawn]
-    learner.update(Batch(rows=updates[0]))
-    new, again = (
-        [timed(device, partial(learner.update, Batch(rows=update)), 1) for update in updates[1:]] for _ in range(2)
-    )
+    learner.update(updates[0])
+    new, again = ([timed(device, partial(learner.update, update), 1) for update in updates[1:]] for _ in range(2))
     ratio = sum(new) / sum(again)
     most = 1.5 if device == "cuda" else math.inf
     return f"{ratio:.2f} ({sum(new) / len(new):.2f} s an update)", f"at most {most:g}", ratio <= most

@@ -131,7 +131,7 @@ def gflop_of(shape: dict[str, Any], lengths: list[int], computed: int, predicted
 
 def rl(shape: dict[str, Any], count: int, asked: int, written: int, dtype: str) -> tuple[Callable[[], Any], float]:
     """One update of `count` prompts of `asked` tokens with eight attempts each of `written`."""
-    from rocstar.types import Batch, BatchRow
+    from rocstar.types import BatchRow
 
     rng = random.Random(0)
     tokens = asked + written
@@ -150,7 +150,7 @@ def rl(shape: dict[str, Any], count: int, asked: int, written: int, dtype: str) 
     learner = learner_of(shape, dtype)
     learnt = 8 * count * written
     gflop = gflop_of(shape, [tokens - 1] * 8 * count, count * (asked - 1) + learnt, learnt)
-    return lambda: learner.update(Batch(rows=rows)), gflop
+    return lambda: learner.update(rows), gflop
 
 
 def learner_of(shape: dict[str, Any], dtype: str) -> Any:

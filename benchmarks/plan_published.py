@@ -18,7 +18,7 @@ from typing import Any, Literal
 from frame import Table, parser, report
 
 from rocstar.config.recipe import recipe_of
-from rocstar.forecast.plan import GPUS, Assumptions, Planner
+from rocstar.forecast.plan import Assumptions, Planner, gpu_named
 from rocstar.parts import shape
 from rocstar.parts.shape import PUBLISHED, Shape
 
@@ -178,7 +178,7 @@ def planned(row: Row, assumed: Assumptions) -> Any:
         [{"name": "rl", "kind": "rl", "steps": 1}],
     )
     mine = replace(assumed, length_share=row.response / row.cap, prompt_tokens=row.prompt)
-    made = Planner(recipe=recipe, gpu_name=row.gpu, gpu=GPUS[row.gpu], gpus=row.gpus).plan(mine)
+    made = Planner(recipe=recipe, gpu=gpu_named(row.gpu), gpus=row.gpus).plan(mine)
     if made.refusals:
         raise RuntimeError(f"{row.name}: {made.refusals[0]}")
     return made.stages[0]

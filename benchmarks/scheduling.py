@@ -34,7 +34,7 @@ from rocstar.forecast.engine_model import EngineModel, torch_engine
 from rocstar.forecast.policies import CLAIRVOYANT, OURS, POLICIES, scheduler
 from rocstar.forecast.simulate import StepReport, simulate_steps
 from rocstar.forecast.workload import TOOL_SECONDS, PlannedAttempt, shrunk, synthetic_workload
-from rocstar.rollout.scheduler import Assignment, Scheduler
+from rocstar.rollout.scheduler import Scheduler
 from rocstar.types import EngineLoad
 
 BANDWIDTH = 6.4e12  # bytes a second: two MI300X at 60%
@@ -298,7 +298,7 @@ class Trace:
 
         return call
 
-    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> dict[str, str]:
         seen = Seen(engines)
         self.calls.append(("assign", (seen, now)))
         return self.inner.assign(seen, now)

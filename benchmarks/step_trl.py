@@ -304,13 +304,12 @@ def model_and_learner(folder: Path, codec: Any, template: Any, dtype: str) -> tu
     from rocstar.learning.learner import GrpoLearner
     from rocstar.learning.models import load_model
     from rocstar.learning.policy import Policy
-    from rocstar.types import Batch
 
     model = load_model(folder)
     policy = Policy(copy.deepcopy(model), codec, template, ModelSection(dtype=dtype))  # type: ignore[arg-type]
     learner = GrpoLearner(policy, LearningSection())
     model = lowered(model, getattr(torch, dtype))
-    return model, lambda rows: (learner.update(Batch(rows=rows)), policy.publish())[1]
+    return model, lambda rows: (learner.update(rows), policy.publish())[1]
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def ahead_of_learning(run: Run, stage: RlStage, roller: Roller, pool: Sequence[P
         siblings, step_seed = rollout.attempts_per_problem, seed_for(seed, "step", first + step + 1)
         attempts = progress.begun(step, len(problems) * siblings)
         engine = run.calls.engine(first + step + 1, paced.engine) if run.calls else paced.engine
-        counted = attempts.counted(replace(paced, engine=engine))
+        counted = replace(paced, engine=engine, ended=attempts.count)
         sampling = sampling_of(rollout)
         roll_all = partial(counted.roll, attempts=siblings, seed=step_seed, sampling=sampling)
         made = await roll_all(problems)

@@ -553,18 +553,6 @@ class BatchRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The rows of one optimizer update."""
-
-    rows: tuple[BatchRow, ...]
-
-    @property
-    def num_loss_tokens(self) -> int:
-        """The denominator of the whole update, known before its first backward pass."""
-        return sum(sum(row.loss_mask) for row in self.rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """The result of one optimizer update."""
 
@@ -573,7 +561,7 @@ class Update:
     `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens); with a mask of attempts
     attempts_masked (share of tokens whose attempt does not count)."""
     rows: tuple[BatchRow, ...]
-    """The batch's rows, scored."""
+    """The rows that it learnt from, scored."""
 
 
 # -- Demonstrations, before and after tokenization.

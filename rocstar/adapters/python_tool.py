@@ -106,11 +106,4 @@ def opened_client(url: str, daemon: DaemonSettings) -> SandboxClient:
     if url:
         token = os.environ.get("ROCSTAR_SANDBOX_TOKEN", "")
         return SandboxClient.connect([url], token=token, min_isolation=daemon.min_isolation)
-    client = SandboxClient(daemon)
-    try:
-        client.launch()
-        client.await_hello()
-    except BaseException:
-        client.close()
-        raise
-    return client
+    return SandboxClient(daemon).served()

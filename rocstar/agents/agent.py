@@ -53,6 +53,7 @@ from rocstar.config.sections import RolloutSection
 from rocstar.errors import ConfigError, DataError, Unavailable
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
+from rocstar.sandbox.walls.folders import remove
 from rocstar.support import listen
 from rocstar.support.plugins import PathLike, check_call, copied, is_function, load, raised_by, run_in_daemon_thread
 from rocstar.support.processes import how_ended, run_to_end, words_of
@@ -185,7 +186,7 @@ class Client:
 
 
 class GatewayAgent:
-    """Makes attempts with an agent; an AttemptMaker for `Roller.agent`."""
+    """Makes attempts with an agent; for `Roller.agent`."""
 
     def __init__(
         self, runs: Callable[[Client], Awaitable[Any]], *, seconds: float, at_once: int | None, right_above: float
@@ -195,7 +196,7 @@ class GatewayAgent:
         self._runs, self._seconds, self._right_above, self._gateway = runs, seconds, right_above, Gateway()
         self._places = asyncio.Semaphore(at_once) if at_once else nullcontext()
 
-    async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+    async def __call__(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         started = time.monotonic()
         name = f"{sampling.seed:x}/{problem.id}/{index}"
         attempt = AgentAttempt(roller, problem, sampling, name)
@@ -347,7 +348,7 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
         raise Unavailable(f"{words[0]} could not be started: {error}") from error
     finally:
         with suppress(OSError):  # processes that remain without a sandbox may write there
-            await asyncio.to_thread(walled.remove, home)  # it may hold a million files
+            await asyncio.to_thread(remove, home)  # it may hold a million files
     if code in KILLED and container.kills() > kills:
         raise Unavailable(f"the kernel killed {words[0]} because memory ran out; lower rollout.agents_at_once")
     if code and container.refused_processes() > refused:

@@ -193,9 +193,8 @@ class AgentAttempt:
 
     def _how(self, ids: tuple[int, ...], most: int | None) -> Sampling:
         """The sampling for these tokens. Raises AttemptOver."""
-        room = self._room - len(ids)
-        if room <= 0:
-            raise self._no_room(len(ids), len(ids) + room)
+        if (room := self._room - len(ids)) <= 0:
+            raise self._no_room(len(ids), self._room)
         again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1
         seed = seed_for(self._sampling.seed, again, *ids)  # independent of other requests under way
         return replace(self._sampling, max_new_tokens=min(room, most or room), seed=seed)

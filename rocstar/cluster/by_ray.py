@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster import learner_ranks, sandbox_nodes, vllm_servers
 from rocstar.cluster.here import Machines, start_ranks, started_sandbox
@@ -27,10 +25,8 @@ from rocstar.cluster.places import (
     refuse_unshared,
     reserved,
 )
-from rocstar.config.places import SandboxSection
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
-from rocstar.sandbox.client import SandboxClient
 
 if TYPE_CHECKING:
     from rocstar.parts.placement import Placement
@@ -59,7 +55,7 @@ def opened(recipe: Recipe, proof: Path, placement: Placement) -> Iterator[Machin
         servers_at = groups.get(LEARNERS if shared else SERVERS)
         is_local = not (placement.servers and servers_at) or are_here(servers_at)
         yield Machines(
-            sandbox=child or stack.enter_context(_placed_sandbox(recipe.sandbox, nodes, groups[SANDBOXES])),
+            sandbox=child or stack.enter_context(sandbox_nodes.opened(recipe.sandbox, nodes, groups[SANDBOXES])),
             start_ranks=partial(start, recipe.cluster, recipe.model, os.environ),
             start_server=vllm_servers.starter(servers_at, placement, assigned_gpus(groups[LEARNERS]) if shared else ()),
             engines_share_memory=is_local,
@@ -83,13 +79,3 @@ def place_requests(recipe: Recipe, placement: Placement, driver: str = LOOPBACK)
 def shares_gpus(placement: Placement) -> bool:
     """Whether servers run on the GPUs that Ray has assigned to learners."""
     return placement.colocate and any(server.needs for server in placement.servers)
-
-
-@contextmanager
-def _placed_sandbox(settings: SandboxSection, nodes: int, group: PlacementGroup) -> Iterator[SandboxClient]:
-    placed = sandbox_nodes.start(
-        nodes, slots=settings.slots, preload=settings.preload, min_isolation=settings.min_isolation, group=group
-    )
-    least = settings.min_isolation
-    with closing(placed), SandboxClient.connect(placed.addresses, token=placed.token, min_isolation=least) as client:
-        yield client

@@ -38,15 +38,6 @@ class Machines:
     """Address of this machine for engines."""
 
 
-@contextmanager
-def opened_here(settings: SandboxSection, ranks: Callable[[], Ranks], *, calls: bool) -> Iterator[Machines]:
-    """See `rocstar.cluster.start.opened_machines`. ranks: starts the learners."""
-    from rocstar.engines.vllm_server import VllmServer
-
-    with started_sandbox(settings, calls=calls) as sandbox:
-        yield Machines(sandbox=sandbox, start_ranks=ranks, start_server=VllmServer.start, engines_share_memory=True)
-
-
 def start_ranks(
     cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str], gpus: Sequence[int] = ()
 ) -> Ranks:

@@ -1,7 +1,7 @@
 """Sandbox services on the machines of a Ray cluster: Ray places them, and reports their addresses.
 
-Calls do not pass through Ray: `SandboxClient.connect(nodes.addresses, token=nodes.token)`. A recipe requests them with
-`cluster.sandbox_nodes`. A service that dies is restarted at its address; a lost machine is not replaced.
+Calls do not pass through Ray, but go to the services. A recipe requests them with `cluster.sandbox_nodes`. A service
+that dies is restarted at its address; a lost machine is not replaced.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster.places import START_SECONDS, PlaceRequest, at, end_with_ray, own_address, sentence
 from rocstar.sandbox.call import SandboxDown
+from rocstar.sandbox.client import SandboxClient
+
+if TYPE_CHECKING:
+    from rocstar.config.places import SandboxSection
 
 SLOTS_PER_CORE = 4  # a service reserves one core per this many slots
 
@@ -55,16 +59,6 @@ class NodeActor:
             time.sleep(1.0)  # between tries of a service that cannot start
 
 
-class SandboxNodes(NamedTuple):
-    actors: Sequence[Any]
-    addresses: Sequence[str]
-    token: str
-
-    def close(self) -> None:
-        for actor in self.actors:
-            ray.kill(actor)
-
-
 def place_request(nodes: int, slots: int) -> PlaceRequest:
     """A place for each service, on as many machines as possible."""
     return PlaceRequest(f"cluster.sandbox_nodes {nodes}", [{"CPU": cores_of(slots)}] * nodes, "SPREAD")
@@ -75,19 +69,21 @@ def cores_of(slots: int) -> float:
     return max(1.0, slots / SLOTS_PER_CORE)
 
 
-def start(
-    nodes: int, *, slots: int, group: PlacementGroup, preload: Sequence[str] = (), min_isolation: str = "L3"
-) -> SandboxNodes:
-    """`nodes` services with `slots` slots each, in the places of `place_request`. Raises SandboxDown if one fails."""
-    token, cores = secrets.token_hex(16), cores_of(slots)
-    options = [f"--slots={slots}", f"--preload={','.join(preload)}", f"--min-isolation={min_isolation}"]
+@contextmanager
+def opened(settings: SandboxSection, nodes: int, group: PlacementGroup) -> Iterator[SandboxClient]:
+    """A client of `nodes` services with these settings, in the places of `place_request`; they end with the context.
+    Raises SandboxDown if one fails."""
+    token, level, cores = secrets.token_hex(16), settings.min_isolation, cores_of(settings.slots)
+    options = [f"--slots={settings.slots}", f"--preload={','.join(settings.preload)}", f"--min-isolation={level}"]
     actor: Any = ray.remote(NodeActor).options(**at(group, cpus=cores))
-    placed = SandboxNodes([actor.remote(token, options) for _ in range(nodes)], [], token)
-    try:
-        return placed._replace(
-            addresses=ray.get([each.address.remote() for each in placed.actors], timeout=START_SECONDS)
-        )
-    except ray.exceptions.RayError as error:
-        placed.close()
-        need = f"{nodes} nodes of {slots} slots need {nodes * cores:g} cores"
-        raise SandboxDown(f"Ray did not start the sandbox nodes ({need}; each logs why): {sentence(error)}") from error
+    actors = [actor.remote(token, options) for _ in range(nodes)]
+    with ExitStack() as ends:
+        for each in actors:
+            ends.callback(ray.kill, each)
+        try:
+            addresses = ray.get([each.address.remote() for each in actors], timeout=START_SECONDS)
+        except ray.exceptions.RayError as error:
+            need = f"{nodes} nodes of {settings.slots} slots need {nodes * cores:g} cores; each logs why"
+            raise SandboxDown(f"Ray did not start the sandbox nodes ({need}): {sentence(error)}") from error
+        with SandboxClient.connect(addresses, token=token, min_isolation=level) as client:
+            yield client

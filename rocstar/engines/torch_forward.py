@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -28,24 +28,6 @@ FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 CHECK = 5  # tokens of a sequence
 CHECK_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.25  # of fp32 and 16 bits, where near ties of experts may flip
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles depend only on the position
-
-
-class Forward(Protocol):
-    is_recurrent: bool
-    """Whether layers keep a state of each sequence, which can't be rewound."""
-
-    def __call__(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
-        """(ids [T], which of them [N]) -> the logits of those, [N, V]. The cache's `aim` gives positions and the pages
-        for keys and values."""
-        ...
-
-    def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Update to the model's new weights."""
-        ...
-
-    def sleep(self) -> None:
-        """Called before the memory of weights and cache is freed; `renew` follows."""
-        ...
 
 
 def lowered(model: Any, dtype: torch.dtype, *, fp32_head: bool = False) -> Any:
@@ -163,6 +145,12 @@ class _LibraryForward:
     def sleep(self) -> None:
         if self._states is not None:
             self._states.clear()
+
+
+Forward = CompactForward | GraphedForward | _LibraryForward
+"""(ids [T], which of them [N]) -> the logits of those, [N, V]; the cache's `aim` gives positions and the pages for keys
+and values. `is_recurrent`: whether layers keep a state of each sequence, which can't be rewound. `renew` takes the
+model's new weights; `sleep` is called before the memory of weights and cache is freed, and `renew` follows."""
 
 
 def _not_alone(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

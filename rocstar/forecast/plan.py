@@ -38,38 +38,35 @@ CHECKPOINT_BYTES = 8.0
 class GpuSpec:
     """A GPU by its maker's data sheet; operations are dense ones, without sparsity."""
 
+    name: str
     memory_bytes: float
     flops: float
     """bf16 operations a second."""
     bandwidth: float
     """Bytes a second of its memory."""
 
-    @classmethod
-    def of(cls, gigabytes: float, teraflops: float, gigabytes_a_second: float) -> GpuSpec:
-        """In the units of data sheets."""
-        return cls(memory_bytes=gigabytes * 1e9, flops=teraflops * 1e12, bandwidth=gigabytes_a_second * 1e9)
 
-
-GPUS: Mapping[str, GpuSpec] = {
-    "b200": GpuSpec.of(180, 2250, 8000),
-    "h200": GpuSpec.of(141, 989, 4800),
-    "h100": GpuSpec.of(80, 989, 3350),
-    "h20": GpuSpec.of(96, 148, 4000),
-    "a100": GpuSpec.of(80, 312, 2040),
-    "a100-40": GpuSpec.of(40, 312, 1555),
-    "l40s": GpuSpec.of(48, 362, 864),
-    "l4": GpuSpec.of(24, 121, 300),
-    "a10": GpuSpec.of(24, 125, 600),
-    "a6000": GpuSpec.of(48, 155, 768),
-    "6000ada": GpuSpec.of(48, 364, 960),
-    "pro6000": GpuSpec.of(96, 504, 1792),
-    "5090": GpuSpec.of(32, 210, 1792),
-    "4090": GpuSpec.of(24, 165, 1010),
-    "3090": GpuSpec.of(24, 71, 936),
-    "mi300x": GpuSpec.of(192, 1307, 5300),
-    "mi325x": GpuSpec.of(256, 1307, 6000),
-    "mi355x": GpuSpec.of(288, 2517, 8000),
+GPUS: Mapping[str, tuple[float, float, float]] = {
+    "b200": (180, 2250, 8000),
+    "h200": (141, 989, 4800),
+    "h100": (80, 989, 3350),
+    "h20": (96, 148, 4000),
+    "a100": (80, 312, 2040),
+    "a100-40": (40, 312, 1555),
+    "l40s": (48, 362, 864),
+    "l4": (24, 121, 300),
+    "a10": (24, 125, 600),
+    "a6000": (48, 155, 768),
+    "6000ada": (48, 364, 960),
+    "pro6000": (96, 504, 1792),
+    "5090": (32, 210, 1792),
+    "4090": (24, 165, 1010),
+    "3090": (24, 71, 936),
+    "mi300x": (192, 1307, 5300),
+    "mi325x": (256, 1307, 6000),
+    "mi355x": (288, 2517, 8000),
 }
+"""Memory, dense bf16 operations and bandwidth, in the units of data sheets: GB, TFLOPS and GB/s."""
 
 
 WITHOUT_GPUS = "for a machine without GPUs rocstar train RECIPE --dry-run tells the memory that a run takes"
@@ -77,10 +74,8 @@ WITHOUT_GPUS = "for a machine without GPUs rocstar train RECIPE --dry-run tells 
 
 def gpu_named(name: str) -> GpuSpec:
     """One of GPUS, or any other by its `GB:TFLOPS:GB/s`. Raises ConfigError."""
-    if name in GPUS:
-        return GPUS[name]
     try:
-        gigabytes, teraflops, gigabytes_a_second = map(float, name.split(":"))
+        gigabytes, teraflops, gigabytes_a_second = GPUS.get(name) or map(float, name.split(":"))
         if not all(0 < value < MOST for value in (gigabytes, teraflops, gigabytes_a_second)):
             raise ValueError(name)
     except ValueError:
@@ -88,7 +83,7 @@ def gpu_named(name: str) -> GpuSpec:
             f"--gpu {name} is not known; choose of {', '.join(GPUS)}, or give memory, dense bf16 operations and "
             f"bandwidth of another as GB:TFLOPS:GB/s, for instance 48:362:864; {WITHOUT_GPUS}"
         ) from None
-    return GpuSpec.of(gigabytes, teraflops, gigabytes_a_second)
+    return GpuSpec(name=name, memory_bytes=gigabytes * 1e9, flops=teraflops * 1e12, bandwidth=gigabytes_a_second * 1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +173,6 @@ class Planner:
     """Plans a recipe on so many GPUs of a kind. Each method raises ConfigError for a model that is not known."""
 
     recipe: Recipe
-    gpu_name: str
     gpu: GpuSpec
     gpus: int
 
@@ -203,7 +197,7 @@ class Planner:
             learned_flops = learners * self.gpu.flops * assumed.learning_share
             stages = [self._stage(stage, shape, model, engines, learned_flops, assumed) for stage in self.recipe.stage]
         return GpuPlan(
-            gpu=self.gpu_name,
+            gpu=self.gpu.name,
             engines=engines,
             learners=learners,
             parameters=shape.parameters,
@@ -231,7 +225,7 @@ class Planner:
                 f"machine {number}": tuple(map(str, range(min(EACH, self.gpus - number * EACH))))
                 for number in range(-(-self.gpus // EACH))
             }
-            said = f"a GPU of kind {self.gpu_name}"
+            said = f"a GPU of kind {self.gpu.name}"
             return place(recipe, shape, machines, self.gpu.memory_bytes, positions=longest, gpu=said)
         except ConfigError as error:
             return replace(NOWHERE, refusals=[str(error)])

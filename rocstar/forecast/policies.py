@@ -7,12 +7,13 @@ serve newcomers in the order in which they came.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rocstar.errors import ConfigError
 from rocstar.forecast.workload import PlannedAttempt
+from rocstar.rollout.expected import LifeTable
 from rocstar.rollout.kv_scheduler import KvScheduler
-from rocstar.rollout.scheduler import Ask, Assignment, Scheduler
+from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.types import EngineLoad
 
 
@@ -36,13 +37,10 @@ class _Sticky:
         waiting = self._later if ask.session_id in self._home else self._newcomers
         waiting[ask.request_id] = ask
 
-    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
-        found = [
-            Assignment(request, self._home[ask.session_id])
-            for request, ask in self._later.items()
-            if self._home[ask.session_id] in engines
-        ]
-        for request, _ in found:
+    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> dict[str, str]:
+        homes = {request: self._home[ask.session_id] for request, ask in self._later.items()}
+        found = {request: home for request, home in homes.items() if home in engines}
+        for request in found:
             self._open[request] = self._later.pop(request)
         while self._newcomers and engines and (not self._full or self._full != frozenset(engines)):
             ask = next(iter(self._newcomers.values()))
@@ -51,7 +49,7 @@ class _Sticky:
                 break
             self._home[ask.session_id] = home
             self._open[ask.request_id] = self._newcomers.pop(ask.request_id)
-            found.append(Assignment(ask.request_id, home))
+            found[ask.request_id] = home
         return found
 
     def answered(self, request_id: str, tokens: int, now: float) -> None:
@@ -159,17 +157,12 @@ class WorstCase(_Sticky):
         self._capacity.pop(engine, None)
 
 
-class Clairvoyant:
+class Clairvoyant(LifeTable):
     """Knows every length beforehand: what no scheduler can know, as a yardstick for those that learn."""
 
     def __init__(self, lengths: Mapping[str, int]) -> None:
+        super().__init__()
         self._lengths = lengths
-
-    def begin(self, limit: int) -> None: ...
-
-    def end(self, response: int) -> None: ...
-
-    def learn(self, live: Iterable[float]) -> None: ...
 
     def reads(self, session_id: str, response: float, prompt: int) -> float:
         length = self._lengths[session_id]

@@ -244,7 +244,7 @@ class _Step:
     def _decide(self) -> None:
         """Let the scheduler assign, then let the engines that something happened to go on."""
         assigned = self.scheduler.assign(_Loads(self.engines, self.now), self.now)
-        for request, name in assigned:
+        for request, name in assigned.items():
             self._submit(self.asked.pop(request), name)
         for name in self.changed:
             if (engine := self.engines.get(name)) is not None:

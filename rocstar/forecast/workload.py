@@ -52,15 +52,12 @@ class PlannedAttempt:
         return self.prompt_tokens + self.response_tokens
 
 
-class Draw(NamedTuple):
-    """Draws the length of a response as a share of the limit: first what siblings have in common, then each one's."""
-
-    problem: Callable[[random.Random], float]
-    attempt: Callable[[random.Random, float], float]
+Draw = tuple[Callable[[random.Random], float], Callable[[random.Random, float], float]]
+"""Draws the length of a response as a share of the limit: first what siblings have in common, then each one's."""
 
 
 def _log_normal(problem_spread: float, attempt_spread: float) -> Draw:
-    return Draw(
+    return (
         lambda rng: 0.4 * math.exp(rng.gauss(0.0, problem_spread)),
         lambda rng, centre: centre * math.exp(rng.gauss(0.0, attempt_spread)),
     )
@@ -75,20 +72,18 @@ def _easy_or_hard(rng: random.Random, difficulty: float) -> float:
 DISTRIBUTIONS: Mapping[str, Draw] = {
     "even": _log_normal(0.5, 0.4),
     "spread": _log_normal(0.8, 0.5),
-    "easy-or-hard": Draw(lambda rng: rng.betavariate(0.5, 1.0), _easy_or_hard),
-    "alike": Draw(lambda rng: 0.4, lambda rng, centre: rng.gammavariate(2.0, centre / 2.0)),
-    "pareto": Draw(
-        lambda rng: 0.04 * math.exp(rng.gauss(0.0, 0.3)), lambda rng, centre: centre * rng.paretovariate(1.1)
-    ),
-    "run-on": Draw(
+    "easy-or-hard": (lambda rng: rng.betavariate(0.5, 1.0), _easy_or_hard),
+    "alike": (lambda rng: 0.4, lambda rng, centre: rng.gammavariate(2.0, centre / 2.0)),
+    "pareto": (lambda rng: 0.04 * math.exp(rng.gauss(0.0, 0.3)), lambda rng, centre: centre * rng.paretovariate(1.1)),
+    "run-on": (
         lambda rng: 0.1 * math.exp(rng.gauss(0.0, 0.5)),
         lambda rng, centre: 1.0 if rng.random() < 0.03 else centre * math.exp(rng.gauss(0.0, 0.4)),
     ),
-    "two-kinds": Draw(
+    "two-kinds": (
         lambda rng: rng.betavariate(0.5, 2.0),
         lambda rng, hard: rng.lognormvariate(math.log(0.8 if rng.random() < hard else 0.06), 0.2),
     ),
-    "uniform": Draw(lambda rng: 1.0, lambda rng, most: rng.uniform(0.02, most)),
+    "uniform": (lambda rng: 1.0, lambda rng, most: rng.uniform(0.02, most)),
 }
 """`even` and `spread`: log-normal with a spread between problems and one between siblings. `easy-or-hard`: two kinds of
 attempts, mixed per problem. `alike`: gamma lengths where siblings say nothing about one another. `pareto` and `run-on`:
@@ -102,14 +97,14 @@ def synthetic_workload(
     """Siblings stand together, as a step asks for them. Raises DataError for an unknown distribution."""
     if distribution not in DISTRIBUTIONS:
         raise DataError(f"there is no length distribution {distribution!r}; choose of {', '.join(DISTRIBUTIONS)}")
-    draw = DISTRIBUTIONS[distribution]
+    common, own = DISTRIBUTIONS[distribution]
     found = []
     for problem in range(problems):
         group = f"{seed}/{problem}"
         rng = random.Random(seed_for(distribution, group))
-        centre, prompt = draw.problem(rng), rng.randint(*PROMPT_TOKENS)
+        centre, prompt = common(rng), rng.randint(*PROMPT_TOKENS)
         for _ in range(attempts):
-            length = min(limit, max(1, round(draw.attempt(rng, centre) * limit)))
+            length = min(limit, max(1, round(own(rng, centre) * limit)))
             turns = _turns(rng, length, tool_seconds)
             found.append(PlannedAttempt(group=group, prompt_tokens=prompt, turns=turns, limit=limit))
     return found

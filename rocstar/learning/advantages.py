@@ -18,7 +18,7 @@ from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError, ContractBroken
 from rocstar.protocols import Advantage
 from rocstar.support.plugins import named, own_code
-from rocstar.types import Batch, BatchRow, Resampled, RowOrigin
+from rocstar.types import BatchRow, Resampled, RowOrigin
 
 STD_FLOOR = 1e-6  # added to the deviation, as in the release; small against the 0.24 of one success in sixteen
 GroupAdvantages = Callable[[Sequence[float]], Sequence[float]]
@@ -136,21 +136,21 @@ def loss_weights(rows: Sequence[BatchRow], mean: str) -> list[float]:
     return [share / max(1, tokens[name]) for name in alike]
 
 
-def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:
+def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[tuple[BatchRow, ...]]:
     """Shuffle and cut into at most `parts` batches of nearly equal size, none of them empty."""
     order = list(rows)
     random.Random(seed).shuffle(order)
     parts = min(parts, len(order))
-    return [Batch(rows=tuple(order[part::parts])) for part in range(parts)]
+    return [tuple(order[part::parts]) for part in range(parts)]
 
 
-def top_entropy(batch: Batch, share: float) -> Batch:
+def top_entropy(rows: Sequence[BatchRow], share: float) -> tuple[BatchRow, ...]:
     """Restrict the loss to this share of each row's policy tokens, those of highest entropy; at least one per row. Rows
     must be scored. Source: arXiv 2506.01939; the release has a switch for it, off by default."""
-    rows = []
-    for row in batch.rows:
+    found = []
+    for row in rows:
         places = [place for place, mine in enumerate(row.loss_mask) if mine]
         highest = sorted(places, key=row.entropies.__getitem__, reverse=True)
         kept = set(highest[: max(1, round(share * len(places)))])
-        rows.append(replace(row, loss_mask=tuple(place in kept for place in range(len(row.loss_mask)))))
-    return replace(batch, rows=tuple(rows))
+        found.append(replace(row, loss_mask=tuple(place in kept for place in range(len(row.loss_mask)))))
+    return tuple(found)

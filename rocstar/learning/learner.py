@@ -27,7 +27,7 @@ from rocstar.learning.policy import Policy, load_state, save_state, trained
 from rocstar.learning.ranks import local, together
 from rocstar.learning.update import SCORED, MicroLoss, Updater
 from rocstar.protocols import PolicyTokens
-from rocstar.types import Batch, BatchRow, Update
+from rocstar.types import BatchRow, Update
 
 
 class GrpoLearner(Updater):
@@ -64,12 +64,12 @@ class GrpoLearner(Updater):
         self._policy.learnt = 0.0, (updates + SCORED * scored) * sum(len(row.token_ids) for row in rows)
 
     @together
-    def update(self, batch: Batch) -> Update:
+    def update(self, rows: Sequence[BatchRow]) -> Update:
         """Exactly one optimizer update over all rows. A row that was not scored uses this pass's logprobs as its old
-        ones, so its ratio is 1. Raises ContractBroken for a batch without policy tokens, RunHalted when several
+        ones, so its ratio is 1. Raises ContractBroken for rows without policy tokens, RunHalted when several
         gradients in a row are not finite."""
-        rows, section = batch.rows, self._section
-        if not batch.num_loss_tokens:
+        section = self._section
+        if not any(any(row.loss_mask) for row in rows):
             raise ContractBroken("a learner's batch needs at least one policy token")
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
         reference = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rocstar.config.sections import LearningSection, RlStage, Stage
@@ -77,9 +77,9 @@ def learn_rows(
     scored = several or narrow  # a single update takes its own pass's logprobs
     learner.expect(rows, scored=scored)
     if scored:
-        batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
+        batches = [learner.score(batch) for batch in batches]
     updates = []
     for batch in batches * settings.epochs:
         learnt_from = top_entropy(batch, settings.top_entropy_share) if narrow else batch
         updates.append(learner.update(learnt_from))
-    return updates, [row for part in (batches if scored else updates) for row in part.rows]
+    return updates, [row for rows in (batches if scored else [update.rows for update in updates]) for row in rows]

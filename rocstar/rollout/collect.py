@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import VerifierUnavailable
@@ -33,14 +33,6 @@ class RolledStep:
     """How many of the groups, the last ones, replace groups without a signal (`rollout.refill`)."""
 
 
-class AttemptMaker(Protocol):
-    """The user's own program or function that makes attempts (`rollout.agent`)."""
-
-    async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        """One attempt; without an outcome if the verifier is to judge it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roller:
     """Produces verified attempts with the current engine."""
@@ -51,12 +43,14 @@ class Roller:
     limits: AttemptLimits
     stop_token_ids: tuple[int, ...]
     environment: EnvironmentFactory = ToolEnvironment
-    agent: AttemptMaker | None = None
-    """Makes the attempts in place of the turn loop."""
+    agent: Callable[[Roller, Problem, int, Sampling], Coroutine[Any, Any, Trajectory]] | None = None
+    """Makes the attempts in place of the turn loop (`rollout.agent`); the verifier judges those without an outcome."""
     note: Note = note_nothing
     """Called with what each attempt, and each group, waits for."""
     places: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
     """Each attempt is made inside this context; an asyncio.Semaphore bounds how many are made at once."""
+    ended: Callable[[Trajectory], None] = lambda trajectory: None
+    """Called with each attempt when it is made."""
 
     @property
     def codec(self) -> Codec:
@@ -87,16 +81,19 @@ class Roller:
         sampling = replace(sampling, stop_token_ids=self.stop_token_ids)
         async with self.places:
             if self.agent:
-                return await self.agent.attempt(self, problem, index, sampling)
-            return await run_episode(
-                self.engine,
-                self.environment(problem, self.conversation, self.limits, sampling.seed),
-                problem,
-                index=index,
-                sampling=sampling,
-                session_id=f"{sampling.seed:x}/{problem.id}/{index}",
-                note=self.note,
-            )
+                made = await self.agent(self, problem, index, sampling)
+            else:
+                made = await run_episode(
+                    self.engine,
+                    self.environment(problem, self.conversation, self.limits, sampling.seed),
+                    problem,
+                    index=index,
+                    sampling=sampling,
+                    session_id=f"{sampling.seed:x}/{problem.id}/{index}",
+                    note=self.note,
+                )
+        self.ended(made)
+        return made
 
 
 Attempt = Callable[[Problem, int, tuple[int | str, ...]], Coroutine[Any, Any, Trajectory]]

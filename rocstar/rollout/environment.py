@@ -111,7 +111,10 @@ class ToolEnvironment:
         if self._turns >= self._limits.max_turns:
             return Reply(calls=tuple(calls), stop=Stop.MAX_TURNS)
         self._calls += len(calls)
-        results = await self._run_all(calls)
+        most = self._limits.max_parallel_calls
+        ran = await all_or_none(self._run(call) for call in calls[:most])  # all have ended before `close`
+        excess = (_refuse(call, f"only {most} tool calls are run in one turn") for call in calls[most:])
+        results = (*ran, *excess)
         texts = [self._conversation.feedback(result) for result in results]
         ids = self._conversation.after(completion, self._conversation.template.reply(texts))
         if self._used_tokens + len(ids) >= self._limits.max_response_tokens:
@@ -122,12 +125,6 @@ class ToolEnvironment:
     async def close(self) -> None:
         """May be called twice."""
         await asyncio.gather(*(tool.close() for tool in self._own))
-
-    async def _run_all(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
-        most = self._limits.max_parallel_calls
-        ran = await all_or_none(self._run(call) for call in calls[:most])  # all have ended before `close`
-        excess = (_refuse(call, f"only {most} tool calls are run in one turn") for call in calls[most:])
-        return (*ran, *excess)
 
     async def _run(self, call: ToolCall) -> ToolResult:
         if call.parse_error is not None:

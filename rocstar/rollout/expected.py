@@ -10,36 +10,15 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 LENGTHS = 64  # rows of the table, evenly over 0 .. limit
 PRIOR_ENDS = 4.0  # ends assumed before any is observed, evenly over all lengths
 MEMORY = 16_384.0  # ends remembered; then the older half counts half, since the policy changes slowly
 
 
-class Expectation(Protocol):
+class LifeTable:
     """Length estimates for a scheduler. Lengths are response tokens, replies included."""
 
-    def begin(self, limit: int) -> None:
-        """A trajectory begins that may have at most `limit` tokens."""
-        ...
-
-    def end(self, response: int) -> None: ...
-
-    def learn(self, live: Iterable[float]) -> None:
-        """`live`: length of each trajectory under way."""
-        ...
-
-    def reads(self, session_id: str, response: float, prompt: int) -> float:
-        """Its remaining work: cached tokens to be read."""
-        ...
-
-    def length(self, session_id: str, response: float, share: float) -> float:
-        """The length that a `share` of such trajectories do not pass."""
-        ...
-
-
-class LifeTable:
     def __init__(self) -> None:
         self.limit = 0
         self._rows = 1.0
@@ -53,7 +32,8 @@ class LifeTable:
         """[LENGTHS] tokens still to come and reads for them, without the prompt's."""
 
     def begin(self, limit: int) -> None:
-        """A limit larger than any before empties the table: the lengths in it were cut by the old limit."""
+        """A trajectory begins that may have at most `limit` tokens. A limit larger than any before empties the table:
+        the lengths in it were cut by the old limit."""
         if limit > self.limit:
             self.limit, self._rows = limit, LENGTHS / limit
             self._ended, self._cut = [PRIOR_ENDS / LENGTHS] * LENGTHS, 0.0
@@ -66,6 +46,7 @@ class LifeTable:
             self._cut += 1.0
 
     def learn(self, live: Iterable[float]) -> None:
+        """`live`: length of each trajectory under way."""
         here = [0.0] * LENGTHS
         for response in live:
             here[self._row(response)] += 1.0
@@ -74,10 +55,12 @@ class LifeTable:
         self._renew(here)
 
     def reads(self, session_id: str, response: float, prompt: int) -> float:
+        """Its remaining work: cached tokens to be read."""
         tokens, reads = self._rests[self._row(response)]
         return reads + prompt * tokens
 
     def length(self, session_id: str, response: float, share: float) -> float:
+        """The length that a `share` of such trajectories do not pass."""
         return max(response + 1.0, self._length_at(self._ends_before(response) - math.log(1.0 - share)))
 
     def _row(self, response: float) -> int:

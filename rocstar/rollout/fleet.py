@@ -226,7 +226,7 @@ class Fleet:
     def _begin_assigned(self) -> None:
         loads = {name: member.engine.load() for name, member in self._members.items() if member.up}
         now = time.monotonic()
-        for request_id, name in self._scheduler.assign(loads, now) if loads else ():
+        for request_id, name in (self._scheduler.assign(loads, now) if loads else {}).items():
             turn = self._turns.get(request_id)
             if turn is None or turn.member is not None:  # it ended before it began
                 self._scheduler.answered(request_id, 0, now)

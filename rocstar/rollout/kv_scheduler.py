@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from itertools import count
 
 from rocstar.rollout.book import Book, Resident
-from rocstar.rollout.expected import Expectation, LifeTable
-from rocstar.rollout.scheduler import Ask, Assignment
+from rocstar.rollout.expected import LifeTable
+from rocstar.rollout.scheduler import Ask
 from rocstar.types import EngineLoad
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
@@ -35,7 +35,7 @@ FEED_READS = 1000.0  # cached tokens that can be read in the time of feeding one
 class KvScheduler:
     """One for a whole run: lengths and paces learned in one step serve the next. Deterministic."""
 
-    def __init__(self, expectation: Expectation | None = None) -> None:
+    def __init__(self, expectation: LifeTable | None = None) -> None:
         self._expectation = expectation or LifeTable()
         self._open: dict[str, Resident] = {}
         """Session id -> trajectory, from its first ask until it is closed."""
@@ -104,27 +104,27 @@ class KvScheduler:
 
     # Decisions
 
-    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> dict[str, str]:
         waiting = self._waiting()
         if waiting and (len(self._books) < len(engines) or self._is_idle()):
             self._meet(engines)
         if not self._returning and not (waiting and self._changed):
-            return []
+            return {}
         if self._events >= len(self._open) - waiting:
             self._learn(engines, now)
-        found = []
+        found = {}
         for session, resident in [(name, each) for name, each in self._returning.items() if each.engine in engines]:
             del self._returning[session]
             book = self._books[resident.engine or ""]
             if self._keeps(resident, book, engines[book.name], now):
                 resident.since = book.step
-                found.append(Assignment(resident.ask.request_id, book.name))
+                found[resident.ask.request_id] = book.name
             else:  # it has to be admitted again
                 book.remove(resident)
                 self._changed.add(book.name)
                 resident.engine, self._again[session] = None, resident
         if self._changed and (self._newcomers or self._again):
-            found += self._admit(engines, now)
+            found |= self._admit(engines, now)
         return found
 
     def _meet(self, engines: Mapping[str, EngineLoad]) -> None:
@@ -155,12 +155,12 @@ class KvScheduler:
         self._moved += resident.ask.tokens
         return False
 
-    def _admit(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+    def _admit(self, engines: Mapping[str, EngineLoad], now: float) -> dict[str, str]:
         books = [self._books[name] for name in self._changed if name in engines]
         for book in books:
             book.look(engines[book.name], now)
         order = sorted((book.finish(), book.name) for book in books)
-        (latest, is_tail), found = self._finish_of_all(), []
+        (latest, is_tail), found = self._finish_of_all(), {}
         while order and (line := self._again or self._newcomers):
             session, resident = next(iter(line.items()))
             self._expect(resident, resident.response)
@@ -174,7 +174,7 @@ class KvScheduler:
             resident.engine, resident.since = name, book.step
             book.add(resident)
             insort(order, (book.finish(), name))
-            found.append(Assignment(resident.ask.request_id, name))
+            found[resident.ask.request_id] = name
         return found
 
     def _fits(self, resident: Resident, book: Book, is_tail: bool) -> bool:

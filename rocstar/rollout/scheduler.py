@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rocstar.types import EngineLoad
 
@@ -36,19 +36,15 @@ class Ask:
     """Most tokens that may follow in the rest of the trajectory."""
 
 
-class Assignment(NamedTuple):
-    request_id: str
-    engine: str
-
-
 class Scheduler(Protocol):
     """Promise: every ask is assigned once, unless its engine is lost, and none waits without end while an engine exists
     that could hold it."""
 
     def ask(self, ask: Ask, now: float) -> None: ...
 
-    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
-        """What may start now on the engines that are up, by name. `now`: seconds of a clock that never goes back.
+    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> dict[str, str]:
+        """The requests that may start now, in this order, each with its engine. engines: those that are up, by name.
+        `now`: seconds of a clock that never goes back.
 
         An engine that is missing is away for now, and its cache is kept. Cheap if nothing has changed, so it may be
         called after every other call."""

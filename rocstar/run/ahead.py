@@ -18,13 +18,12 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
 from typing import Any
 
-from rocstar.rollout.collect import RolledStep, Roller
+from rocstar.rollout.collect import RolledStep
 from rocstar.support.pace import time_left
 from rocstar.support.watch import Watch
-from rocstar.types import Problem, Sampling, Trajectory
+from rocstar.types import Trajectory
 
 Waiting = Callable[[int], AbstractContextManager[None]]
 
@@ -90,9 +89,10 @@ class Attempts:
         self.total = total
         self.done = self.calls = 0
 
-    def counted(self, roller: Roller) -> Roller:
-        """The roller, with its attempts and their calls counted here as they end."""
-        return CountedRoller(count=self, **{field.name: getattr(roller, field.name) for field in fields(roller)})
+    def count(self, trajectory: Trajectory) -> None:
+        """Count an attempt that has ended, and its calls."""
+        self.done += 1
+        self.calls += len(trajectory.results)
 
     def summary(self, seconds: float, tokens: int, expected: float | None) -> str:
         """Describes their progress after so many seconds, in which engines wrote so many tokens. expected: seconds that
@@ -129,19 +129,6 @@ class RolloutProgress:
             yield
         self._attempts.pop(step, None)
         self._seconds = time.monotonic() - began
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedRoller(Roller):
-    """Counts its attempts as they end."""
-
-    count: Attempts
-
-    async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        trajectory = await Roller.attempt(self, problem, index, sampling)
-        self.count.done += 1
-        self.count.calls += len(trajectory.results)
-        return trajectory
 
 
 def update_summary(seconds: float, done: float, total: float) -> str:

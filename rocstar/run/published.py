@@ -8,13 +8,11 @@ that process ends."""
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from rocstar.learning.models import give_back
 from rocstar.learning.policy import Policy
 from rocstar.run.stopper import in_thread
 from rocstar.sandbox.container import host_bytes
+from rocstar.sandbox.walls import folders
 from rocstar.types import Weights
 
 MEMORY = Path("/dev/shm")
@@ -52,7 +51,10 @@ class PublishedWeights:
         self._memory: Path | None = None
         self._lock: int | None = None
         if memory is not None and memory.is_dir():
-            self._memory, self._lock = _locked_folder(memory)
+            folders.sweep(memory, PREFIX)
+            self._memory = memory / f"{PREFIX}{secrets.token_hex(8)}"
+            self._lock = folders.make_locked(self._memory)
+            self._memory.chmod(0o700)
         self._kept: list[Path] = []
         self._count = 0
         self.seconds = 0.0
@@ -111,25 +113,3 @@ class PublishedWeights:
             if free >= ROOM * size:
                 return self._memory
         return self._disk
-
-
-def _locked_folder(parent: Path) -> tuple[Path, int]:
-    """A new folder in `parent` and the descriptor that holds its lock; those without a holder are removed."""
-    for left in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # of another user, or another run
-            lock = _lock(left)
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    return folder, _lock(folder)
-
-
-def _lock(folder: Path) -> int:
-    """Raises OSError where another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor

@@ -19,7 +19,7 @@ from rocstar.cluster.here import start_ranks
 from rocstar.config.recipe import resolved_from_json
 from rocstar.config.sections import Recipe, RlStage
 from rocstar.dialogue.codec import Codec
-from rocstar.errors import ConfigError, DataError, VerifierUnavailable
+from rocstar.errors import ConfigError, DataError
 from rocstar.learning.models import load_model, use_threads
 from rocstar.learning.policy import Policy
 from rocstar.learning.step import LearnedStep, learn_step, rl_learner
@@ -42,7 +42,7 @@ from rocstar.run.report import attempt_records, mean_of_updates, step_metrics
 from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural
 from rocstar.support.weights import state_of
-from rocstar.types import Group, Outcome, Problem, Trajectory, seed_for
+from rocstar.types import Group, Problem, Trajectory, seed_for
 
 COMPARED = {
     "choice": ("kept", "reason", "weight", "penalty_errors", "penalty_format", "penalty_total"),
@@ -243,7 +243,7 @@ class Replay:
                 differs[what] = f"{', '.join(names)} of the attempts"
         # A user's own verifier may cost money, or answer differently now; an agent's answer is not recorded.
         decides = not (is_reference(self.recipe.evaluate.verifier) or self.recipe.rollout.agent)
-        if decides and (count := self._other_outcomes(groups)):
+        if decides and (count := asyncio.run(self._other_outcomes(groups))):
             differs["rewards"] = f"those of {plural(count, 'attempt')}"
         metrics = {**step_metrics(learnt.chosen, learnt.rows, version), **mean_of_updates(learnt.updates)}
         row = self.span.recorded[step]
@@ -254,18 +254,15 @@ class Replay:
             differs["weights"] = f"by up to {distance:.3g} from those of the checkpoint"
         return {"step": step, "differs": differs, "metrics": len(metrics), "weights": has_checkpoint}
 
-    def _other_outcomes(self, groups: Sequence[Group]) -> int:
+    async def _other_outcomes(self, groups: Sequence[Group]) -> int:
         pairs = [(group.problem, one) for group in groups for one in group.trajectories if one.outcome is not None]
-        found = asyncio.run(self._verified(pairs))
-        return sum(outcome != one.outcome for (_, one), outcome in zip(pairs, found, strict=True))
-
-    async def _verified(self, pairs: Sequence[tuple[Problem, Trajectory]]) -> Sequence[Outcome | VerifierUnavailable]:
         grader = Grader()
         try:
             judge = AttemptParts(self.recipe).verifier(self.stage.rollout, self.policy.codec, self.template, grader)
-            return await judge.verify_all(pairs)
+            found = await judge.verify_all(pairs)
         finally:
             await grader.close()
+        return sum(outcome != one.outcome for (_, one), outcome in zip(pairs, found, strict=True))
 
 
 def _other_columns(step: int, records: Sequence[AttemptRecord], recorded: Any) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, OF_LIMITS, Call, Limits
 
@@ -42,24 +42,28 @@ MAX_PATIENCE_SECONDS = 10**9
 
 def complaint(call: Call) -> str:
     """Why this call cannot be run, else empty."""
-    return (
-        of_text(call)
-        or of_session(call)
-        or of_limits(call.limits)
-        or of_machine(call.limits)
-        or of_patience(call.patience_seconds)
-        or (of_files(call) if call.files or call.stdin else "")
-        or of_memory(call)
-        or (of_paths("fetch", call.fetch) if call.fetch else "")
-    )
+    return next(filter(None, _complaints(call)), "")
 
 
-def of_text(call: Call) -> str:
+def _complaints(call: Call) -> Iterator[str]:
     if len(call.id) > MAX_NAME:
-        return f"the id is {len(call.id)} characters long; at most {MAX_NAME} are accepted"
+        yield f"the id is {len(call.id)} characters long; at most {MAX_NAME} are accepted"
     if len(call.code) > MAX_CODE:
-        return f"the program is {len(call.code)} characters long; at most {MAX_CODE} are accepted"
-    return ""
+        yield f"the program is {len(call.code)} characters long; at most {MAX_CODE} are accepted"
+    yield of_session(call) or of_limits(call.limits) or of_machine(call.limits)
+    if not 0 <= call.patience_seconds <= MAX_PATIENCE_SECONDS:
+        yield f"patience_seconds must be from 0 to {MAX_PATIENCE_SECONDS}, got {call.patience_seconds}"
+    files = sum(map(len, call.files.values())) + size_of(call.stdin)
+    if files > MAX_INPUT_BYTES:
+        yield f"files and standard input have {files} bytes together; at most {MAX_INPUT_BYTES} are accepted"
+    if call.files:
+        yield of_paths("files", [*call.files]) or of_tree([*map(os.path.normpath, call.files)])
+    size = size_of(call.code) + files  # the process reads all of its input before its program runs
+    least, limit = START_BYTES + INPUT_COPIES * size, call.limits.memory_bytes
+    if limit < least:
+        yield f"a call of {size} bytes needs {least} bytes of memory, and limit memory_bytes is {limit}"
+    if call.fetch:
+        yield of_paths("fetch", call.fetch)
 
 
 def of_session(call: Call) -> str:
@@ -102,30 +106,6 @@ def of_machine(limits: Limits) -> str:
                 f"{own}; raise the hard limit (ulimit -H{letter}), or lower {OF_LIMITS}{name}"
             )
     return ""
-
-
-def of_patience(seconds: float) -> str:
-    if 0 <= seconds <= MAX_PATIENCE_SECONDS:
-        return ""
-    return f"patience_seconds must be from 0 to {MAX_PATIENCE_SECONDS}, got {seconds}"
-
-
-def of_files(call: Call) -> str:
-    size = sum(map(len, call.files.values())) + size_of(call.stdin)
-    if size > MAX_INPUT_BYTES:
-        return f"files and standard input have {size} bytes together; at most {MAX_INPUT_BYTES} are accepted"
-    if refusal := of_paths("files", list(call.files)):
-        return refusal
-    return of_tree([os.path.normpath(path) for path in call.files])
-
-
-def of_memory(call: Call) -> str:
-    """The process reads all of its input before its program runs."""
-    size = size_of(call.code) + size_of(call.stdin) + sum(map(len, call.files.values()))
-    least = START_BYTES + INPUT_COPIES * size
-    if call.limits.memory_bytes >= least:
-        return ""
-    return f"a call of {size} bytes needs {least} bytes of memory, and limit memory_bytes is {call.limits.memory_bytes}"
 
 
 def of_paths(field: str, paths: Sequence[str]) -> str:

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
 from rocstar.sandbox.walls import linux, plans, rootfs
-from rocstar.sandbox.walls.folders import remove as remove
 
 SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
 NAMESPACES = linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNS

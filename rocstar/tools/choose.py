@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rocstar.errors import ConfigError
 from rocstar.protocols import AttemptTool, Tool, ToolSpec
@@ -15,12 +15,11 @@ from rocstar.sandbox.call import Limits
 from rocstar.support.exits import need
 from rocstar.support.plugins import check_call, is_reference, load
 from rocstar.tools.function import FunctionTool
-from rocstar.tools.notebook import NotebookTool, Opener
-from rocstar.tools.python import PythonTool, Runner
+from rocstar.tools.notebook import NotebookTool
+from rocstar.tools.python import PythonTool
 
-
-class Sandbox(Runner, Opener, Protocol):
-    """The part of `SandboxClient` that tools use."""
+if TYPE_CHECKING:
+    from rocstar.sandbox.client import SandboxClient
 
 
 BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "notebook": NotebookTool}
@@ -47,7 +46,7 @@ NO_TOOLS = Tools(shared=(), makers=(), specs=())
 
 def make_tools(
     names: Sequence[str],
-    sandbox: Sandbox,
+    sandbox: SandboxClient,
     limits: Limits,
     *,
     tool_name: str,
@@ -83,7 +82,7 @@ def make_tools(
 
 
 def _maker(
-    name: str, sandbox: Sandbox, limits: Limits, tool_name: str, folders: Sequence[Path | str]
+    name: str, sandbox: SandboxClient, limits: Limits, tool_name: str, folders: Sequence[Path | str]
 ) -> Callable[[], Any]:
     if name in BUILT_IN:
         return lambda: [BUILT_IN[name](sandbox, limits, name=tool_name)]

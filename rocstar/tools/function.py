@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -53,10 +52,7 @@ class FunctionTool:
         self._function = function
         self._seconds = timeout_seconds
         self._most = output_bytes
-        self._signature = signature_of(function, said or function.__name__)
-        self.spec = ToolSpec(
-            name=function.__name__, description=self._signature.description, parameters=self._signature.parameters
-        )
+        self.spec, self._model = signature_of(function, said or function.__name__)
         self._places = asyncio.Semaphore(AT_ONCE)
         self._left_behind = list[Future[Any]]()
 
@@ -64,7 +60,7 @@ class FunctionTool:
         """Raises Unavailable when the function does, or when too many of its calls never came back."""
         if call.parse_error is not None:
             return bad_call(call, call.parse_error)
-        arguments = self._signature.checked(call.arguments)
+        arguments = self._checked(call.arguments)
         if isinstance(arguments, str):
             return bad_call(call, arguments)
         requested = time.monotonic()
@@ -73,6 +69,29 @@ class FunctionTool:
             status, text = await self._outcome(arguments)
             ended = time.monotonic()
         return ran_here(call, status, text, asked=requested, began=began, ended=ended, most=self._most)
+
+    def _checked(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
+        """The arguments to call with, or an error message. Null counts as an omitted optional argument."""
+        optional = {field.alias for field in self._model.model_fields.values() if not field.is_required()}
+        given = {name: value for name, value in arguments.items() if value is not None or name not in optional}
+        try:
+            made = self._model.model_validate(copied(given))  # the call is recorded as the model made it
+        except RecursionError:
+            return "the arguments are nested too deeply"
+        except ValidationError as error:
+            return self._complaint(error)
+        fields = self._model.model_fields
+        return {str(fields[place].alias): getattr(made, place) for place in made.model_fields_set}
+
+    def _complaint(self, error: ValidationError) -> str:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            return f"argument '{name}' is missing"
+        if first["type"] == "extra_forbidden":
+            names = ", ".join(self.spec.parameters["properties"]) or "no arguments"
+            return f"unknown argument '{name}'; this tool takes {names}"
+        return f"argument '{name}': {first['msg']}"
 
     async def _outcome(self, arguments: dict[str, Any]) -> tuple[Status, str]:
         run = self._awaited if inspect.iscoroutinefunction(self._function) else self._threaded
@@ -123,41 +142,9 @@ def _written(value: Any) -> str:
 # The description of a function for the model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
-    description: str
-    """The docstring up to its first empty line."""
-    parameters: Mapping[str, Any]
-    """JSON schema of the arguments."""
-    model: type[BaseModel]
-    """Checks arguments; fields are named by position, their aliases are the names."""
-
-    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
-        """The arguments to call with, or an error message. Null counts as an omitted optional argument."""
-        optional = {field.alias for field in self.model.model_fields.values() if not field.is_required()}
-        given = {name: value for name, value in arguments.items() if value is not None or name not in optional}
-        try:
-            made = self.model.model_validate(copied(given))  # the call is recorded as the model made it
-        except RecursionError:
-            return "the arguments are nested too deeply"
-        except ValidationError as error:
-            return self._complaint(error)
-        fields = self.model.model_fields
-        return {str(fields[place].alias): getattr(made, place) for place in made.model_fields_set}
-
-    def _complaint(self, error: ValidationError) -> str:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        if first["type"] == "missing":
-            return f"argument '{name}' is missing"
-        if first["type"] == "extra_forbidden":
-            names = ", ".join(self.parameters["properties"]) or "no arguments"
-            return f"unknown argument '{name}'; this tool takes {names}"
-        return f"argument '{name}': {first['msg']}"
-
-
-def signature_of(function: Callable[..., Any], said: str) -> Signature:
-    """Of a function with a docstring and an annotation for each parameter, Google style descriptions optional.
+def signature_of(function: Callable[..., Any], said: str) -> tuple[ToolSpec, type[BaseModel]]:
+    """The spec of a function with a docstring and an annotation for each parameter, Google style descriptions optional;
+    and what checks its arguments: fields are named by position, their aliases are the names.
 
     said: the setting that names it, for messages. Raises ConfigError for a function that a model can't call."""
     description, about = _described(inspect.getdoc(function) or "")
@@ -183,7 +170,7 @@ def signature_of(function: Callable[..., Any], said: str) -> Signature:
         schema = model.model_json_schema()
     except PydanticUserError as error:
         raise ConfigError(f"{said}: its arguments cannot be written as JSON: {str(error).splitlines()[0]}") from None
-    return Signature(description=description, parameters=_plain_schema(schema), model=model)
+    return ToolSpec(name=function.__name__, description=description, parameters=_plain_schema(schema)), model
 
 
 def _described(docstring: str) -> tuple[str, dict[str, str]]:

@@ -6,16 +6,18 @@ is one live process, and its earlier cells are run again only when the service h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from rocstar.errors import SandboxUnavailable
-from rocstar.sandbox.call import Limits, Response, SandboxDown
+from rocstar.sandbox.call import Limits, SandboxDown
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.tools.python import result_of, spec_of, with_last_line
 from rocstar.types import ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from rocstar.sandbox.client import SandboxClient, Session
 
 DESCRIPTION = (
     "Runs a cell of a Python notebook and returns what it printed and the value of its last expression. Names and "
@@ -29,33 +31,17 @@ PARAMETERS = {
 ENDED = "the notebook was ended: names and files of earlier cells are gone\n"
 
 
-class Cells(Protocol):
-    """The part of `rocstar.sandbox.client.Session` used here."""
-
-    async def run(self, code: str) -> Response: ...
-
-    async def fork(self, count: int) -> Sequence[Cells]: ...
-
-    async def close(self) -> None: ...
-
-
-class Opener(Protocol):
-    """The part of `SandboxClient` used here."""
-
-    def open_session(self, *, limits: Limits, seed: int, replay: bool) -> Cells: ...
-
-
 class NotebookTool:
     """Implements `Tool` for one attempt, and only one: calls share their names and run in the order they are made.
 
     The session opens with the first call, whose seed is the notebook's; `close`, also as an async context manager, ends
     it. Until then it holds memory in the sandbox, so the creator must always close it."""
 
-    def __init__(self, opener: Opener, limits: Limits, name: str = "jupyter_code") -> None:
+    def __init__(self, client: SandboxClient, limits: Limits, name: str = "jupyter_code") -> None:
         """limits: of each cell."""
-        self._opener = opener
+        self._client = client
         self._limits = limits
-        self._session: Cells | None = None
+        self._session: Session | None = None
         self._closed = False
         self.spec = spec_of(name, DESCRIPTION, PARAMETERS)
 
@@ -67,7 +53,7 @@ class NotebookTool:
         if self._closed:
             raise SandboxUnavailable("this notebook is closed; each attempt opens its own")
         if self._session is None:
-            self._session = self._opener.open_session(limits=self._limits, seed=seed, replay=True)
+            self._session = self._client.open_session(limits=self._limits, seed=seed, replay=True)
         try:
             response = await self._session.run(call.arguments["code"])
         except SandboxDown as error:
@@ -80,7 +66,7 @@ class NotebookTool:
     async def fork(self, count: int) -> list[NotebookTool]:
         """That many notebooks for other attempts, which begin with what this one has: see `Session.fork`. Before the
         first cell there is nothing to copy. Raises ForkRefused for state that can't be copied; else as `run`."""
-        tools = [NotebookTool(self._opener, self._limits, self.spec.name) for _ in range(count)]
+        tools = [NotebookTool(self._client, self._limits, self.spec.name) for _ in range(count)]
         if self._session is not None:
             try:
                 sessions = await self._session.fork(count)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import ToolSpec
 from rocstar.sandbox.call import OF_LIMITS, Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.types import Status, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from rocstar.sandbox.client import SandboxClient
 
 DESCRIPTION = "Runs a Python program and returns what it printed and the value of its last expression."
 PARAMETERS = {
@@ -42,18 +45,12 @@ STATUS = {
 }
 
 
-class Runner(Protocol):
-    """The part of `SandboxClient` used here."""
-
-    async def run(self, call: Call) -> Response: ...
-
-
 class PythonTool:
     """The paper's Python interpreter with standard input and output. Implements `Tool`; each call is a fresh program.
 
     Source: paper §2.1 for the arguments; limits, statuses and the separate value are ours."""
 
-    def __init__(self, client: Runner, limits: Limits, name: str = "python") -> None:
+    def __init__(self, client: SandboxClient, limits: Limits, name: str = "python") -> None:
         self._client = client
         self._limits = limits
         self._ids = itertools.count()

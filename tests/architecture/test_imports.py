@@ -56,7 +56,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 SECTIONS = ("rocstar.config.sections", "rocstar.config.places", "rocstar.config.values")
 SANDBOX_ENDS = tuple(
     f"rocstar.sandbox.{end}"
-    for end in ("call", "client", "container", "settings", "service.core", "daemon.watch", "walled")
+    for end in ("call", "client", "container", "settings", "service.core", "daemon.watch", "walled", "walls.folders")
 )
 SANDBOX_PACKAGES = {
     "rocstar.sandbox": ("msgspec",),
@@ -132,7 +132,7 @@ def broken_walls(room: str, target: str) -> Iterator[str]:
     if other == "sandbox" and not any(within(target, end) for end in ends):
         yield (
             "the sandbox is used by its ends: call, client, service.core, walled; watch for what its processes took, "
-            "container for what is granted to us all"
+            "container for what is granted to us all, folders for locks on them and for what programs left in them"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("ray", reason="needs the extra [cluster]")
 
 from rocstar.cluster import sandbox_nodes
 from rocstar.cluster.places import reserved
+from rocstar.config.places import SandboxSection
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
 
@@ -20,15 +22,15 @@ NAP = Call(id="x", code="import time; time.sleep(0.3); 7", limits=Limits(wall_se
 
 
 @pytest.fixture(scope="module")
-def nodes(two_machines: None) -> Iterator[sandbox_nodes.SandboxNodes]:
-    with reserved({"nodes": sandbox_nodes.place_request(2, slots=2)}) as groups:
-        started = sandbox_nodes.start(2, slots=2, group=groups["nodes"])
-        yield started
-        started.close()
+def placed(two_machines: None) -> Iterator[tuple[SandboxClient, ExitStack]]:
+    """A client of two services, and what ends them."""
+    with reserved({"nodes": sandbox_nodes.place_request(2, slots=2)}) as groups, ExitStack() as stack:
+        settings = SandboxSection(slots=2, preload=[])
+        yield stack.enter_context(sandbox_nodes.opened(settings, 2, groups["nodes"])), stack
 
 
-def services(nodes: sandbox_nodes.SandboxNodes) -> list[psutil.Process]:
-    ports = [f"--port={address.rpartition(':')[2]}" for address in nodes.addresses]
+def services(client: SandboxClient) -> list[psutil.Process]:
+    ports = [f"--port={node.label.rpartition(':')[2]}" for node in client.nodes]
     running = [(each, each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
     return [each for each, words in running if any(port in words for port in ports)]
 
@@ -46,18 +48,19 @@ async def with_a_death(client: SandboxClient, service: psutil.Process) -> list[R
 
 
 def test_services_are_used_directly_and_one_that_dies_loses_nothing_and_comes_back(
-    nodes: sandbox_nodes.SandboxNodes,
+    placed: tuple[SandboxClient, ExitStack],
 ) -> None:
-    with SandboxClient.connect(nodes.addresses, token=nodes.token) as client:
-        assert client.info().slots == 4
-        responses = asyncio.run(with_a_death(client, services(nodes)[0]))
+    client, _ = placed
+    assert client.info().slots == 4
+    responses = asyncio.run(with_a_death(client, services(client)[0]))
     assert {(response.outcome, response.value) for response in responses} == {(ProgramOutcome.OK, "7")}
     assert {response.attempt for response in responses} == {1, 2}
 
 
-def test_services_end_with_their_actors(nodes: sandbox_nodes.SandboxNodes) -> None:
-    running = services(nodes)
+def test_services_end_with_the_context(placed: tuple[SandboxClient, ExitStack]) -> None:
+    client, stack = placed
+    running = services(client)
     assert len(running) == 2
-    nodes.close()
+    stack.close()
     _, alive = psutil.wait_procs(running, timeout=60)
     assert not alive

@@ -6,16 +6,27 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, spans_of
 
 IDS = 50  # it writes ids below this
+PROMPT = (3, 4, 5)
 
 
 async def until(condition: Callable[[], bool]) -> None:
     """A test that never gets there ends at the suite's own limit."""
     while not condition():  # noqa: ASYNC110 - an engine's load tells nobody when it changes
         await asyncio.sleep(0.001)
+
+
+async def ask(
+    engine: Any, session: str = "s", turn: int = 0, ids: Sequence[int] = PROMPT, tokens: int = 5, **sampling: Any
+) -> Completion:
+    """A turn of a session at any engine, which the number of the turn seeds."""
+    asked = Sampling(max_new_tokens=tokens, **{"seed": turn, **sampling})
+    made: Completion = await engine.generate(ids, asked, request_id=f"{session}/{turn}", session_id=session)
+    return made
 
 
 def written(token_ids: Sequence[int], sampling: Sampling) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from rocstar.engines.torch_forward import forward_of, lowered
 from rocstar.engines.vllm import TOLERANCES, too_far
 from rocstar.errors import ConfigError
 from rocstar.learning.learner import GrpoLearner
-from rocstar.types import Batch, Canary, Sampling, gaps
+from rocstar.types import Canary, Sampling, gaps
 from tests.learning.examples import policy_of, written
 from tests.learning.test_attention import causal_lm
 
@@ -106,7 +106,7 @@ def test_in_bf16_a_learner_rounds_experts_like_all_matrices(kind: str) -> None:
     assert learnt(model, ids, "bfloat16") == learnt(rounded, ids, "bfloat16") != learnt(model, ids, "float32")
     policy = policy_of(model, dtype="bfloat16")
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if "experts" in name}
-    GrpoLearner(policy, LearningSection(learning_rate=1e-2, warmup_steps=0)).update(Batch(rows=(written(ids),)))
+    GrpoLearner(policy, LearningSection(learning_rate=1e-2, warmup_steps=0)).update((written(ids),))
     assert all(not torch.equal(dict(model.named_parameters())[name], value) for name, value in before.items())
 
 
@@ -125,7 +125,7 @@ async def test_a_head_in_fp32_brings_engine_and_learner_nearer_and_takes_new_wei
         row = written(ids, begin=3)
         learner = GrpoLearner(policy, LearningSection())
         gap[wide] = fmean(gaps(wrote.logprobs, list(learner.score([row])[0].old_logprobs)[3:]))
-        assert learner.update(Batch(rows=(row,))).metrics["grad_norm"] > 0
+        assert learner.update((row,)).metrics["grad_norm"] > 0
     assert gap[True] < gap[False] < 0.1
     coarse, exact = (learnt(model, ids, "bfloat16", fp32_head=wide) for wide in (False, True))
     assert fmean(gaps(exact, learnt(model, ids, "float32"))) < fmean(gaps(coarse, learnt(model, ids, "float32")))

@@ -9,18 +9,16 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.types import Completion, Finish, Sampling, Weights
-from tests.engines.plain import until
+from rocstar.types import Finish, Weights
+from tests.engines.plain import ask, until
 
 PLAIN = "tests.engines.plain_child"
-PROMPT = (3, 4, 5)
 
 
 def plain(rows: int = 4) -> ProcessEngine:
@@ -33,12 +31,6 @@ async def engine() -> AsyncIterator[ProcessEngine]:
     await made.restart(None)
     yield made
     await made.close()
-
-
-async def ask(engine: Any, session: str = "s", turn: int = 0, tokens: int = 5) -> Completion:
-    sampling = Sampling(max_new_tokens=tokens, seed=turn)
-    made: Completion = await engine.generate(PROMPT, sampling, request_id=f"{session}/{turn}", session_id=session)
-    return made
 
 
 def strike(engine: ProcessEngine, number: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,23 +26,20 @@ from rocstar.errors import EngineUnavailable
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
 from rocstar.run.published import PublishedWeights
-from rocstar.types import Completion, Sampling, Weights
+from rocstar.types import Sampling, Weights
+from tests.engines import plain
 from tests.engines.models import HEADS, SHAPE, VOCAB, canary, lively, naive_logprobs, qwen, saved
 from tests.engines.plain import until
 from tests.engines.vllm_server import POSITIONS, settings, vllm_engine
 
 PROMPT = tuple(range(3, 13))
+ask = partial(plain.ask, ids=PROMPT, tokens=12)
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[VllmEngine]:
     async with vllm_engine() as engine:
         yield engine
-
-
-async def ask(engine: VllmEngine, session: str = "s", tokens: int = 12, **sampling: Any) -> Completion:
-    asked = Sampling(max_new_tokens=tokens, **sampling)
-    return await engine.generate(PROMPT, asked, request_id=f"{session}/0", session_id=session)
 
 
 def body_only(folder: Path) -> Weights:

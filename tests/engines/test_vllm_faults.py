@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import VllmSettings
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
-from rocstar.types import Canary, Completion, Finish, Sampling, Weights
+from rocstar.types import Canary, Finish, Sampling, Weights
+from tests.engines import plain
 from tests.engines.plain import until
 from tests.engines.vllm_stand_in import (
     VOCAB,
@@ -49,6 +51,7 @@ QUICK: dict[str, Fault] = {
     "other JSON": says('{"choices": 5, "results": 5, "status": 5, "success": 5, "weight_version": 5}'),
     "deep JSON": says("[" * 100_000),
 }
+ask = partial(plain.ask, ids=(1, 2), tokens=4)
 FAULTS = [pytest.param(fault, id=name) for name, fault in QUICK.items()]
 
 
@@ -72,12 +75,6 @@ async def server() -> AsyncIterator[StandIn]:
 async def engine(server: StandIn) -> AsyncIterator[VllmEngine]:
     async with opened(server) as engine:
         yield engine
-
-
-async def ask(engine: Any, session: str = "s", tokens: int = 4) -> Completion:
-    sampling = Sampling(max_new_tokens=tokens)
-    completion: Completion = await engine.generate((1, 2), sampling, request_id=f"{session}/0", session_id=session)
-    return completion
 
 
 @pytest.mark.parametrize(("device", "seed"), [("cuda", 2**62 + 5), ("cpu", None)])

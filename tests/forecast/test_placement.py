@@ -23,12 +23,12 @@ from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import VllmServer, VllmSettings, _options
 from rocstar.errors import ConfigError
-from rocstar.forecast.plan import GPUS, Planner
 from rocstar.parts import placement
 from rocstar.parts.build import named_engines
 from rocstar.parts.memory import moments
 from rocstar.parts.placement import EMBEDDED, Machines, Placement, place, placed_here
 from rocstar.parts.shape import PUBLISHED, Shape, shape_of
+from tests.forecast.test_plan import planner
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 NAMES = sorted(str(file.relative_to(RECIPES)) for file in RECIPES.rglob("*.toml") if file.parent.name != "data")
@@ -44,10 +44,6 @@ def machines(count: int, each: int = 8) -> Machines:
 def shape_for(recipe: Recipe) -> Shape:
     """Where nobody knows the model, as SmolLM2's folder that is not here, a small one."""
     return shape_of(recipe.model) if recipe.model.path is None or recipe.model.path in PUBLISHED else SMALL
-
-
-def planner(recipe: Recipe, gpus: int) -> Planner:
-    return Planner(recipe=recipe, gpu_name="h100", gpu=GPUS["h100"], gpus=gpus)
 
 
 def check(table: Placement) -> None:

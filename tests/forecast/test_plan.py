@@ -26,12 +26,12 @@ RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SMALL = ("rollout.problems_per_step=8", "rollout.attempts_per_problem=4", "resample.keep=4")
 
 
-def planner(recipe: Recipe, gpu: str, gpus: int) -> Planner:
-    return Planner(recipe=recipe, gpu_name=gpu, gpu=GPUS[gpu], gpus=gpus)
+def planner(recipe: Recipe, gpus: int, gpu: str = "h100") -> Planner:
+    return Planner(recipe=recipe, gpu=gpu_named(gpu), gpus=gpus)
 
 
 def plan(name: str, gpu: str, gpus: int, *settings: str, **assumed: float) -> GpuPlan:
-    return planner(load_recipe(RECIPES / name, settings), gpu, gpus).plan(replace(Assumptions(), **assumed))
+    return planner(load_recipe(RECIPES / name, settings), gpus, gpu).plan(replace(Assumptions(), **assumed))
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_a_model_that_nobody_knows_or_whose_layers_have_widths_of_their_own_is_r
 
 def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
     paper, alone = load_recipe(RECIPES / "paper/stage3.toml"), load_recipe(RECIPES / "quickstart.toml")
-    made = [planner(paper, "h100", gpus).shared_out() for gpus in (64, 8, 2)]
+    made = [planner(paper, gpus).shared_out() for gpus in (64, 8, 2)]
     assert [(one.engine[0].count, one.cluster.learners) for one in made] == [(32, 32), (4, 4), (1, 1)]
-    assert planner(alone, "h100", 8).shared_out().cluster.learners == 8
+    assert planner(alone, 8).shared_out().cluster.learners == 8
     with pytest.raises(ConfigError, match=r"^1 GPU is too few: at least 2 are needed for a learner"):
-        planner(paper, "h100", 1).shared_out()
+        planner(paper, 1).shared_out()
     wide = load_recipe(RECIPES / "paper/stage3.toml", ["engine.vllm.tensor_parallel=8"])
     with pytest.raises(ConfigError, match=r"^8 GPUs are too few: at least 9 .* or set cluster.colocate$"):
-        planner(wide, "h100", 8).shared_out()
+        planner(wide, 8).shared_out()
     with pytest.raises(ConfigError, match=r"take more, or leave \[\[engine\]\] out$"):
-        planner(wide, "h100", 7).shared_out()
+        planner(wide, 7).shared_out()
 
 
 @pytest.mark.parametrize("settings", [("cluster.learners=8", "engine.vllm.count=8"), ("cluster.learners=8",), ()])
@@ -93,7 +93,7 @@ def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
 def test_a_plan_takes_turns_where_training_does(settings: tuple[str, ...], more: tuple[str, ...], gpus: int) -> None:
     """The documented recipe of eight learners and eight servers was planned as four and four without turns."""
     recipe = load_recipe(RECIPES / "7b-8gpu.toml", [*settings, *more])
-    planned = planner(recipe, "h200", gpus).placement()
+    planned = planner(recipe, gpus, "h200").placement()
     turns = not more and gpus == recipe.cluster.learners
     assert planned.colocate == turns
     assert len(planned.learners) + len(planned.engines) == gpus * (1 + turns)
@@ -120,7 +120,7 @@ def test_disk_is_of_the_whole_run() -> None:
 
 def test_what_matters_most_to_a_plan_is_how_long_answers_are() -> None:
     recipe = load_recipe(RECIPES / "7b-8gpu.toml", SMALL)
-    made = planner(recipe, "h100", 8).weighed(Assumptions())
+    made = planner(recipe, 8).weighed(Assumptions())
     assert max(made.matters.values()) == made.matters["length_share"] > 1
 
 
@@ -144,7 +144,7 @@ def test_a_cache_that_holds_no_longest_attempt_does_not_fit(
 
 
 def test_a_gpu_is_named_or_described() -> None:
-    assert gpu_named("4090") == GPUS["4090"] == gpu_named("24:165:1010")
+    assert gpu_named("4090") == replace(gpu_named("24:165:1010"), name="4090")
     for wrong in ("5060", "24:165", "24:165:nan", "24:0:1010", "24:165:inf", "1e300:1:1"):
         with pytest.raises(ConfigError, match="for instance 48:362:864"):
             gpu_named(wrong)
@@ -209,7 +209,7 @@ def test_a_plan_says_which_settings_train_as_planned(
         assert (f"to train as planned: {said}\n" in told) if said else "to train as planned" not in told
     keys = [setting for setting in settings if "=" in setting]
     trained = load_recipe(RECIPES / "7b-8gpu.toml", [*SMALL, *keys, *(said or "").split()])
-    assert planner(trained, "h100", 16 if "16" in settings else 8).differences() is None
+    assert planner(trained, 16 if "16" in settings else 8).differences() is None
 
 
 def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:
@@ -236,7 +236,7 @@ def test_training_is_refused_on_gpus_that_cannot_hold_it_and_not_on_those_that_c
     recipe, machines = load_recipe(RECIPES / "7b-8gpu.toml"), {"m": tuple(map(str, range(8)))}
 
     def placed(gpu: str) -> Placement:
-        shape, memory = shape_of(recipe.model), GPUS[gpu].memory_bytes
+        shape, memory = shape_of(recipe.model), gpu_named(gpu).memory_bytes
         return place(recipe, shape, machines, memory, positions=recipe.longest_response)
 
     placed("h200").refuse()

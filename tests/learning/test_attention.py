@@ -23,7 +23,7 @@ from rocstar.learning import attention
 from rocstar.learning.attention import PACKED_SDPA, DocumentLayout, calls_of, layout_of, packed_sdpa
 from rocstar.learning.forward import is_packed
 from rocstar.learning.learner import GrpoLearner
-from rocstar.types import Batch, BatchRow, Sampling
+from rocstar.types import BatchRow, Sampling
 from tests.engines.models import MODELS, VOCAB, naive_logprobs
 from tests.learning.examples import assert_gradients, naive_values, policy_of, rows, written
 
@@ -93,7 +93,7 @@ def test_packed_gradients_are_those_of_each_row_alone(
     batch = begun(with_siblings(rows((60, 5, 33, 34, 36, 9))))
     model, twin = causal_lm(kind, **changes), causal_lm(kind, **changes)
     learner = GrpoLearner(policy_of(model), LearningSection(max_grad_norm=1e9), temperature=0.7)
-    learner.update(Batch(rows=batch))
+    learner.update(batch)
     total = torch.zeros(())
     for row in batch:
         values = naive_values(twin, row, 0.7)
@@ -123,7 +123,7 @@ def test_on_a_gpu_all_that_attention_gets_is_in_the_compute_dtype(kind: str, mon
     mine = policy_of(causal_lm(kind, sliding_window=None), dtype="bfloat16")
     AttentionInterface.register(PACKED_SDPA, as_on_a_gpu)
     try:
-        GrpoLearner(mine, LearningSection()).update(Batch(rows=rows()))
+        GrpoLearner(mine, LearningSection()).update(rows())
     finally:
         AttentionInterface.register(PACKED_SDPA, packed_sdpa)
     assert calls and all(found == {torch.bfloat16} for found in calls)
@@ -215,7 +215,7 @@ def test_siblings_take_less_work_than_rows_alone() -> None:
     tokens.clear()
     prompt = rows((40,))[0]
     batch = [replace(prompt, loss_mask=[t >= 30 for t in range(40)]) for _ in range(4)]
-    learner.update(Batch(rows=tuple(batch)))
+    learner.update(tuple(batch))
     assert tokens == [29 + 4 * 10]
 
 

@@ -32,7 +32,7 @@ from rocstar.learning.optimizers import (
 from rocstar.learning.policy import moments
 from rocstar.learning.step import learn_rows, rl_learner
 from rocstar.learning.update import norm_of
-from rocstar.types import Batch, RowOrigin, gaps
+from rocstar.types import RowOrigin, gaps
 from tests.learning import examples
 from tests.learning.examples import (
     assert_gradients,
@@ -108,7 +108,7 @@ def test_loss_and_gradient_are_those_of_a_naive_loop_in_double_precision(mean: s
     old = tuple(
         replace(row, sampled_logprobs=[value - rng.uniform(-1, 1) for value in row.old_logprobs]) for row in old
     )
-    metrics = mine.update(Batch(rows=old)).metrics
+    metrics = mine.update(old).metrics
 
     model = examples.model().double()
     terms: dict[int, list[torch.Tensor]] = {}
@@ -143,26 +143,26 @@ def test_loss_and_gradient_are_those_of_a_naive_loop_in_double_precision(mean: s
 
 def test_rows_that_were_not_scored_are_scored_by_the_update_itself_and_without_a_cap_by_whom_does_not_matter() -> None:
     scored_before, mine, other = learner(), learner(), learner()
-    expected = scored_before.update(Batch(rows=scored_before.score(rows())))
-    assert mine.update(Batch(rows=rows())) == expected
+    expected = scored_before.update(scored_before.score(rows()))
+    assert mine.update(rows()) == expected
     far = tuple(replace(row, sampled_logprobs=[-3.0] * len(row.token_ids)) for row in rows())
-    assert other.update(Batch(rows=far)).metrics == expected.metrics
+    assert other.update(far).metrics == expected.metrics
     for each in (mine, other):
         assert same_weights(each._policy, scored_before._policy)
-    capped, scored = (learner(importance_cap=1.5).update(Batch(rows=given)) for given in (far, learner().score(far)))
+    capped, scored = (learner(importance_cap=1.5).update(given) for given in (far, learner().score(far)))
     assert capped == scored and capped.metrics["importance_weight"] != 1
-    again = mine.update(Batch(rows=expected.rows))
+    again = mine.update(expected.rows)
     assert again.rows == expected.rows, "scored rows keep their old logprobs"
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_epochs_learn_again_from_the_rows_of_a_step_by_ratios_to_the_weights_before_all(parts: int) -> None:
     by_hand, mine = learner(), learner()
-    batches = [replace(batch, rows=by_hand.score(batch.rows)) for batch in split(rows(), parts, seed=3)]
+    batches = [by_hand.score(batch) for batch in split(rows(), parts, seed=3)]
     expected = [by_hand.update(batch) for batch in batches * 3]
     updates, learnt = learn_rows(LearningSection(updates_per_step=parts, epochs=3), mine, rows(), 3)
     assert updates == expected and same_weights(mine._policy, by_hand._policy)
-    assert learnt == [row for batch in batches for row in batch.rows]
+    assert learnt == [row for batch in batches for row in batch]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_the_norm_of_a_large_gradient_is_that_of_a_sum_in_double_precision() -> 
 def test_warmup_raises_the_learning_rate_step_by_step() -> None:
     mine = learner(warmup_steps=4)
     scored = mine.score(rows())
-    rates = [mine.update(Batch(rows=scored)).metrics["learning_rate"] for _ in range(6)]
+    rates = [mine.update(scored).metrics["learning_rate"] for _ in range(6)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
@@ -199,13 +199,13 @@ def test_a_restored_learner_goes_on_to_the_same_bits(tmp_path: Path, kl: float, 
     settings = {"kl_coefficient": kl, "warmup_steps": 5, "moments_dtype": dtype}
     mine = learner(**settings, weight_decay=0.5)
     scored = mine.score(rows())
-    mine.update(Batch(rows=scored))
+    mine.update(scored)
     mine.save(tmp_path)
     other, changed = (learner(seed=1, **settings, weight_decay=w) for w in (0.5, 0.0))
     for each in (other, changed):
         each.restore(tmp_path)
     assert changed._optimizers[0].param_groups[0]["weight_decay"] == 0.0
-    assert other.update(Batch(rows=scored)) == mine.update(Batch(rows=scored))
+    assert other.update(scored) == mine.update(scored)
     assert other._policy.version == 2 and same_weights(other._policy, mine._policy)
 
 
@@ -215,7 +215,7 @@ def test_a_stage_goes_on_with_its_reference_and_begins_with_the_weights_of_its_b
 ) -> None:
     """Its optimizer state goes on in both cases; `reset_optimizer` is for its beginning alone."""
     mine = learner(kl_coefficient=0.5)
-    mine.update(Batch(rows=rows()))
+    mine.update(rows())
     mine.save(tmp_path)
     settings = LearningSection(kl_coefficient=0.5, reset_optimizer=inside)
     stage = recipe().stage[1].model_copy(update={"learning": settings})
@@ -233,7 +233,7 @@ def kept(mine: GrpoLearner) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("was", "now"), [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_moments_are_restored_in_the_dtype_of_this_learners_settings(tmp_path: Path, was: str, now: str) -> None:
     mine, other = learner(moments_dtype=was), learner(seed=1, moments_dtype=now)
-    mine.update(Batch(rows=rows()))
+    mine.update(rows())
     mine.save(tmp_path)
     other.restore(tmp_path)
     saved, restored = kept(mine), kept(other)
@@ -241,7 +241,7 @@ def test_moments_are_restored_in_the_dtype_of_this_learners_settings(tmp_path: P
     for name, moment in restored.items():
         dtype = torch.float32 if name.endswith("step") else getattr(torch, now)
         torch.testing.assert_close(moment, saved[name].to(dtype), atol=0, rtol=0)
-    assert other.update(Batch(rows=rows())).metrics["skipped"] == 0
+    assert other.update(rows()).metrics["skipped"] == 0
     assert {moment.dtype for name, moment in kept(other).items() if "exp_avg" in name} == {getattr(torch, now)}
 
 
@@ -307,9 +307,9 @@ def test_the_chance_of_rounding_is_that_of_the_place_in_the_whole_tensor(monkeyp
     assert not torch.equal(stochastically_rounded(values, 2**32 - 500, step + 1), whole)
     monkeypatch.setattr(optimizers, "CHUNK", 97)
     one, other = learner(moments_dtype="bfloat16"), learner(moments_dtype="bfloat16")
-    one.update(Batch(rows=rows()))
+    one.update(rows())
     monkeypatch.undo()
-    other.update(Batch(rows=rows()))
+    other.update(rows())
     for name, moment in kept(one).items():
         torch.testing.assert_close(moment, kept(other)[name], rtol=0.01, atol=0)
 
@@ -338,16 +338,16 @@ def test_norms_and_biases_do_not_decay(kind: str) -> None:
 def test_a_refreshed_reference_is_the_current_policy() -> None:
     mine = learner(kl_coefficient=0.1)
     scored = mine.score(rows())
-    drifts = [mine.update(Batch(rows=scored)).metrics["kl"] for _ in range(3)]
+    drifts = [mine.update(scored).metrics["kl"] for _ in range(3)]
     assert drifts[0] == pytest.approx(0, abs=1e-9) and drifts[-1] > 0
     mine.refresh_reference()
-    assert mine.update(Batch(rows=scored)).metrics["kl"] < drifts[-1] / 100
+    assert mine.update(scored).metrics["kl"] < drifts[-1] / 100
 
 
 def test_a_batch_without_policy_tokens_is_refused() -> None:
     silent = replace(rows()[0], loss_mask=[False] * 12)
     with pytest.raises(ContractBroken):
-        learner().update(Batch(rows=(silent,)))
+        learner().update((silent,))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -355,17 +355,17 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_moments_alone(dtype: s
     mine, other = learner(moments_dtype=dtype), learner(moments_dtype=dtype)
     bad = tuple(replace(row, advantage=float("nan")) for row in rows())
     for each in (mine, other):
-        assert each.update(Batch(rows=rows())).metrics["skipped"] == 0
-    metrics = mine.update(Batch(rows=bad)).metrics
+        assert each.update(rows()).metrics["skipped"] == 0
+    metrics = mine.update(bad).metrics
     infinite = mine._policy.parameters[3].register_hook(lambda gradient: gradient / 0)  # of a finite loss
-    assert metrics["skipped"] == mine.update(Batch(rows=rows())).metrics["skipped"] == 1 == mine._policy.version
+    assert metrics["skipped"] == mine.update(rows()).metrics["skipped"] == 1 == mine._policy.version
     infinite.remove()
     assert same_weights(mine._policy, other._policy)
     assert all(torch.equal(moment, kept(other)[name]) for name, moment in kept(mine).items())
-    assert mine.update(Batch(rows=rows())).metrics["skipped"] == 0
-    mine.update(Batch(rows=bad)), mine.update(Batch(rows=bad))
+    assert mine.update(rows()).metrics["skipped"] == 0
+    mine.update(bad), mine.update(bad)
     with pytest.raises(RunHalted, match=r"3 updates in a row gave no finite gradient \(loss nan, gradient norm nan\)"):
-        mine.update(Batch(rows=bad))
+        mine.update(bad)
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
@@ -383,8 +383,8 @@ def test_bfloat16_passes_train_float32_weights() -> None:
     coarse, fine = mine.score(rows()), learner().score(rows())
     gap = max(max(gaps(x.old_logprobs, y.old_logprobs)) for x, y in zip(coarse, fine, strict=True))
     assert 1e-5 < gap < 0.05
-    assert mine.update(Batch(rows=rows())).metrics["grad_norm"] == pytest.approx(
-        learner().update(Batch(rows=rows())).metrics["grad_norm"], rel=0.02
+    assert mine.update(rows()).metrics["grad_norm"] == pytest.approx(
+        learner().update(rows()).metrics["grad_norm"], rel=0.02
     )
     assert {parameter.dtype for parameter in mine._policy.parameters} == {torch.float32}
 
@@ -399,7 +399,7 @@ def test_gradient_checkpointing_changes_no_number() -> None:
 
     for each in (plain, saving):
         each._policy.model.model.layers[0].input_layernorm.register_forward_hook(lambda *given, each=each: count(each))
-    assert plain.update(Batch(rows=rows())) == saving.update(Batch(rows=rows()))
+    assert plain.update(rows()) == saving.update(rows())
     assert calls[id(saving)] == 2 * calls[id(plain)] > 0
     assert same_weights(plain._policy, saving._policy)
 
@@ -418,15 +418,15 @@ def test_dropout_of_the_model_itself_is_in_no_pass(recomputed: bool, of_layers: 
     assert (made.config.dropout if of_layers else made.config.resid_pdrop) == 0.1
     mine = policy_of(made, gradient_checkpointing=recomputed)
     scored = GrpoLearner(mine, LearningSection()).score(rows())
-    updated = GrpoLearner(mine, LearningSection()).update(Batch(rows=rows())).rows
+    updated = GrpoLearner(mine, LearningSection()).update(rows()).rows
     for before, within in zip(scored, updated, strict=True):
         assert within.old_logprobs == pytest.approx(before.old_logprobs, abs=1e-5)
 
 
 def test_mini_batches_share_the_rows_out() -> None:
     parts = split(rows((5,) * 7), 3, seed=1)
-    assert sorted(len(part.rows) for part in parts) == [2, 2, 3]
-    assert sorted(row.origin.attempt for part in parts for row in part.rows) == [*range(7)]
+    assert sorted(len(part) for part in parts) == [2, 2, 3]
+    assert sorted(row.origin.attempt for part in parts for row in part) == [*range(7)]
     assert split(rows((5,) * 7), 3, seed=1) == parts != split(rows((5,) * 7), 3, seed=2), "siblings are dealt by chance"
-    assert split(rows((5,)), 4, seed=0)[0].rows == rows((5,))
+    assert split(rows((5,)), 4, seed=0)[0] == rows((5,))
     assert split((), 2, seed=0) == []

@@ -29,7 +29,6 @@ from rocstar.parts.modelfolder import ADAPTER as FILES
 from rocstar.parts.modelfolder import find_model, refuse_targets
 from rocstar.run.checkpoints import opened
 from rocstar.support.weights import BASE_NOTE
-from rocstar.types import Batch
 from tests.learning.examples import policy, policy_of, rows, sft_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of PEFT's own model
@@ -50,7 +49,7 @@ def course(policy: Policy, steps: int = 1) -> list[dict[str, float]]:
     """An update of imitation, so that adapters are something, then some of RL."""
     SftLearner(policy, SftSection(adamw_learning_rate=1e-2, warmup_steps=0), steps=9).update(sft_rows(), seed=0)
     learner = GrpoLearner(policy, SECTION, temperature=0.9)
-    batches = [Batch(rows=rows((12, 5, 9, 20, 7)[seed % 4 :], seed=seed)) for seed in range(steps)]
+    batches = [rows((12, 5, 9, 20, 7)[seed % 4 :], seed=seed) for seed in range(steps)]
     return [dict(learner.update(batch).metrics) for batch in batches]
 
 
@@ -179,7 +178,7 @@ def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:
     whole = adapted(base(tmp_path / "base"))
     course(whole)
     learner = GrpoLearner(whole, SECTION, temperature=0.9)
-    learner.update(Batch(rows=rows()))
+    learner.update(rows())
     learner.save(tmp_path)
     weights = {name for name in names_in(tmp_path) if name.startswith("weights.")}
     assert len(weights) == 28 and all(".lora_" in name for name in weights)
@@ -189,7 +188,7 @@ def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:
     later = GrpoLearner(adapted(tmp_path / "base"), SECTION, temperature=0.9)
     later.restore(tmp_path)
     learner.refresh_reference(), later.refresh_reference()
-    assert later.update(Batch(rows=rows())).metrics == learner.update(Batch(rows=rows())).metrics
+    assert later.update(rows()).metrics == learner.update(rows()).metrics
 
 
 def test_a_model_kept_in_bf16_knows_its_own_noise(tmp_path: Path) -> None:

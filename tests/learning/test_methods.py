@@ -26,7 +26,7 @@ from rocstar.learning.methods import (
     loss_of,
 )
 from rocstar.protocols import PolicyTokens
-from rocstar.types import Batch, BatchRow
+from rocstar.types import BatchRow
 from tests.learning import examples
 from tests.learning.test_learner import gradients, learner, rows
 
@@ -196,7 +196,7 @@ def test_whole_attempts_lose_the_same_in_chunks(name: str, monkeypatch: pytest.M
             replace(row, old_logprobs=[old + rng.uniform(-0.3, 0.3) for old in row.old_logprobs], **sampled(row))
             for row in mine.score(rows())
         )
-        metrics = mine.update(Batch(rows=moved)).metrics
+        metrics = mine.update(moved).metrics
         masked = {"attempts_masked": metrics.get("attempts_masked", 0.0)}
         return {key: metrics[key] for key in ("loss", "clip_share", "importance_weight")} | masked, gradients(mine)
 
@@ -243,7 +243,7 @@ def test_attempts_off_the_policy_do_not_count(scored: bool) -> None:
         given = [replace(row, advantage=row.advantage * count) for row, count in zip(made, counts, strict=True)]
         given = given if scored else [replace(row, old_logprobs=(), entropies=()) for row in given]
         mine = learner(max_grad_norm=1e9, **settings)
-        return dict(mine.update(Batch(rows=tuple(given))).metrics), gradients(mine)
+        return dict(mine.update(tuple(given)).metrics), gradients(mine)
 
     for settings, counts in (
         ({"off_policy_kl": 0.5}, (True, False, True, True)),

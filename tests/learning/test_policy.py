@@ -35,7 +35,6 @@ from rocstar.learning.sft import SftLearner
 from rocstar.parts.modelfolder import find_model
 from rocstar.record.atomic import whole_folder
 from rocstar.support.weights import layout_of_folder
-from rocstar.types import Batch
 from tests.learning.examples import SHAPE, codec, model, policy, policy_of, rows, same_weights, sft_rows
 from tests.learning.test_attention import causal_lm
 
@@ -304,7 +303,7 @@ def test_a_model_goes_out_in_the_dtype_it_came_in_and_loses_nothing_for_a_resume
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5], "top_k": 7}))
     mine = Policy(load_model(source), Codec.load(source), template)
     learner = GrpoLearner(mine, LearningSection(learning_rate=1e-6, warmup_steps=0))
-    learner.update(Batch(rows=rows()))
+    learner.update(rows())
     mine.save(out)
     learner.save(tmp_path)
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}

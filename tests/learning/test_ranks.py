@@ -31,7 +31,7 @@ from rocstar.learning.models import load_model
 from rocstar.learning.policy import Put, _state_of, moments, save_state, trained, weights_of
 from rocstar.learning.ranks import ALONE, Ranks, _ending
 from rocstar.learning.sft import SftLearner
-from rocstar.types import Batch, gaps
+from rocstar.types import gaps
 from tests.engines.test_precision import EXPERTS, lively
 from tests.forks import fork_children
 from tests.learning.examples import model, policy_of, rows, sft_rows
@@ -144,7 +144,7 @@ def learner(ranks: Ranks, seed: int = 0, **settings: Any) -> GrpoLearner:
 
 def course(mine: GrpoLearner, seeds: range) -> list[dict[str, float]]:
     """Metrics of one update a seed, on rows that differ in length and number."""
-    batches = [Batch(rows=rows((12, 5, 9, 20, 7)[seed % 4 :], seed=seed)) for seed in seeds]
+    batches = [rows((12, 5, 9, 20, 7)[seed % 4 :], seed=seed) for seed in seeds]
     return [dict(mine.update(batch).metrics) for batch in batches]
 
 
@@ -211,7 +211,7 @@ def test_the_tokens_and_attempts_that_a_loss_leaves_out_are_those_that_one_rank_
 
 def test_a_rank_without_a_row_takes_part_in_all_exchanges(ranks: Ranks, tmp_path: Path) -> None:
     """They waited for it."""
-    batch = Batch(rows=rows((12,)))
+    batch = rows((12,))
     alone, both = learner(ALONE), learner(ranks)
     assert close([dict(both.update(batch).metrics)], [dict(alone.update(batch).metrics)])
     for mine, expected in gradients(both, alone, tmp_path):
@@ -237,14 +237,14 @@ def test_two_ranks_compute_in_bf16_as_one(ranks: Ranks, kind: str, packed: bool,
     norms, position embeddings and the sums between layers too, and their canary rows told so little noise that servers
     which computed rightly were refused."""
     shapes = {**EXPERTS, "OPT": {"word_embed_proj_dim": 64, "ffn_dim": 128}}
-    made, batch = lively(kind, **shapes[kind], max_position_embeddings=256), Batch(rows=rows((40, 12, 33)))
+    made, batch = lively(kind, **shapes[kind], max_position_embeddings=256), rows((40, 12, 33))
 
     def learner_in(dtype: str, where: Ranks) -> GrpoLearner:
         return GrpoLearner(policy_of(copy.deepcopy(made), ranks=where, dtype=dtype), LearningSection(warmup_steps=0))
 
     alone, both, exact = (learner_in(*each) for each in (("bfloat16", ALONE), ("bfloat16", ranks), ("float32", ALONE)))
     assert is_packed(alone._policy.model) == is_packed(both._policy.model) == packed
-    one, two, fp32 = ([row.old_logprobs for row in each.score(batch.rows)] for each in (alone, both, exact))
+    one, two, fp32 = ([row.old_logprobs for row in each.score(batch)] for each in (alone, both, exact))
     assert distance(two, one) < 0.3 * distance(one, fp32)
     for mine, other in zip(both._policy.canary(), alone._policy.canary(), strict=True):
         assert mine.noise == pytest.approx(other.noise, rel=0.1)

@@ -21,9 +21,8 @@ from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Ask
 from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
-from tests.engines.plain import IDS, PlainEngine, written
+from tests.engines.plain import IDS, PROMPT, PlainEngine, ask, written
 
-PROMPT = (3, 4, 5)
 PATIENCE = 0.2  # seconds: twenty looks
 
 
@@ -116,11 +115,6 @@ async def opened(told: Told | None = None, patience: float = PATIENCE, **engines
         yield made
     finally:
         await made.close()
-
-
-async def ask(engine: Engine, session: str = "s", turn: int = 0, ids: Sequence[int] = PROMPT, tokens: int = 5) -> Any:
-    sampling = Sampling(max_new_tokens=tokens, seed=turn)
-    return await engine.generate(ids, sampling, request_id=f"{session}/{turn}", session_id=session)
 
 
 async def trajectory(engine: Engine, number: int, turns: int = 3) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from rocstar.forecast.workload import PlannedAttempt, TurnLengths, shrunk, synth
 from rocstar.rollout.book import Book, Resident
 from rocstar.rollout.expected import LifeTable
 from rocstar.rollout.kv_scheduler import KvScheduler
-from rocstar.rollout.scheduler import Ask, Assignment, Scheduler
+from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.types import EngineLoad
 
 LIMIT = 60
@@ -65,19 +65,19 @@ class Witness:
         self.inner = inner
         self.waiting: dict[str, Ask] = {}
         self.assigned: dict[str, tuple[Ask, str]] = {}
-        self.log: list[tuple[float, Assignment]] = []
+        self.log: list[tuple[float, str, str]] = []
 
     def ask(self, ask: Ask, now: float) -> None:
         self.waiting[ask.request_id] = ask
         self.inner.ask(ask, now)
 
-    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> dict[str, str]:
         assert all(load.used_tokens <= load.capacity_tokens for load in engines.values())
         found = self.inner.assign(engines, now)
-        for assignment in found:
-            assert assignment.engine in engines
-            self.assigned[assignment.request_id] = (self.waiting.pop(assignment.request_id), assignment.engine)
-            self.log.append((now, assignment))
+        for request, engine in found.items():
+            assert engine in engines
+            self.assigned[request] = (self.waiting.pop(request), engine)
+            self.log.append((now, request, engine))
         return found
 
     def answered(self, request_id: str, tokens: int, now: float) -> None:
@@ -159,7 +159,7 @@ def test_a_slow_engine_gets_less_once_it_is_known() -> None:
     fleet = {"engine0": model(60_000, 3.0), "engine1": model(60_000)}
     witness = Witness(scheduler("rocstar", work))
     simulate_steps(work, fleet, witness)
-    last = Counter(assignment.engine for _, assignment in witness.log if assignment.request_id.startswith("2/"))
+    last = Counter(engine for _, request, engine in witness.log if request.startswith("2/"))
     assert last["engine0"] < 0.7 * last["engine1"]
 
 
@@ -196,12 +196,12 @@ def test_a_newcomer_waits_where_the_expected_peak_does_not_fit() -> None:
 
 def test_a_small_newcomer_is_admitted_where_the_large_ones_that_did_not_fit_have_gone() -> None:
     ours, engines = asked_of(20), {"engine0": FREE}
-    served = dict(ours.assign(engines, 0.0))
+    served = ours.assign(engines, 0.0)
     for session in (f"{number}" for number in range(20)):
         if f"{session}/0" not in served:
             ours.close(session, 1.0)
     ours.ask(ask("small", group="small", tokens=1, prompt=1, limit=1), 2.0)
-    assert [request for request, _ in ours.assign(engines, 2.0)] == ["small/0"]
+    assert [*ours.assign(engines, 2.0)] == ["small/0"]
 
 
 def test_newcomers_with_more_work_than_those_before_them_are_admitted_at_once_where_there_is_room() -> None:
@@ -222,7 +222,7 @@ def test_a_newcomer_is_admitted_once_all_others_wait_for_their_tools() -> None:
         found = ours.assign(engines, admitted)
         assert found and not ours.assign(engines, admitted)
         admitted += len(found)
-        for request, _ in found:
+        for request in found:
             ours.answered(request, 10, admitted)
 
 
@@ -233,7 +233,7 @@ def test_a_newcomer_that_fits_the_later_engine_only_is_admitted_there() -> None:
         ours.ask(ask(f"{number}", tokens=50, prompt=50, limit=40), 0.0)
     admitted = 0
     for clock in range(1, 60):
-        for request, name in ours.assign(engines, clock):
+        for request, name in ours.assign(engines, clock).items():
             assert name == "big"
             admitted += 1
             ours.answered(request, 3, clock)
@@ -245,34 +245,34 @@ def test_whoever_is_alone_on_an_engine_needs_no_forecast() -> None:
     for session in "01":
         ours.ask(ask(session, group=session, tokens=995, prompt=995, limit=100_000), 0.0)
     found = ours.assign({"engine0": FREE, "engine1": FREE}, 0.0)
-    assert sorted(found) == [Assignment("0/0", "engine0"), Assignment("1/0", "engine1")]
+    assert found == {"0/0": "engine0", "1/0": "engine1"}
 
 
 def test_a_conversation_that_its_agent_has_cut_is_served_and_so_is_everyone_after_it() -> None:
     ours, engines = KvScheduler(), {"engine0": replace(FREE, capacity_tokens=100_000)}
     for turn, tokens in enumerate((5000, 20, 60)):
         ours.ask(ask("0", turn=turn, tokens=tokens, prompt=5000), turn)
-        assert ours.assign(engines, turn) == [Assignment(f"0/{turn}", "engine0")]
+        assert ours.assign(engines, turn) == {f"0/{turn}": "engine0"}
         ours.answered(f"0/{turn}", 10, turn)
     ours.close("0", 3)
     ours.ask(ask("1"), 3)
-    assert ours.assign(engines, 3) == [Assignment("1/0", "engine0")]
+    assert ours.assign(engines, 3) == {"1/0": "engine0"}
 
 
 def test_a_request_larger_than_an_engine_waits_for_a_larger_one() -> None:
     ours = KvScheduler()
     engines = {"engine0": FREE, "engine1": EngineLoad(capacity_tokens=3000, used_tokens=0, running=0, waiting=0)}
     ours.ask(ask("0", tokens=1000), 0.0)
-    assert ours.assign(engines, 0.0) == [Assignment("0/0", "engine1")]
+    assert ours.assign(engines, 0.0) == {"0/0": "engine1"}
 
 
 def test_a_request_larger_than_every_engine_is_left_to_an_engine_and_blocks_nobody() -> None:
     ours = KvScheduler()
     ours.ask(ask("0", tokens=1000), 0.0)
     ours.ask(ask("1"), 0.0)
-    assert dict(ours.assign({"engine0": FREE}, 0.0))["0/0"] == "engine0"
+    assert ours.assign({"engine0": FREE}, 0.0)["0/0"] == "engine0"
     ours.close("0", 1.0)
-    assert dict(ours.assign({"engine0": FREE}, 1.0)).keys() <= {"1/0"}
+    assert ours.assign({"engine0": FREE}, 1.0).keys() <= {"1/0"}
     assert not ours.assign({"engine0": FREE}, 2.0)
 
 
@@ -280,10 +280,10 @@ def test_a_later_turn_goes_where_its_cache_is() -> None:
     ours = KvScheduler()
     engines = {"engine0": FREE, "engine1": FREE}
     ours.ask(ask("0"), 0.0)
-    [first] = ours.assign(engines, 0.0)
+    (first,) = ours.assign(engines, 0.0).values()
     ours.answered("0/0", 20, 1.0)
     ours.ask(ask("0", turn=1, tokens=130, limit=370), 2.0)
-    assert ours.assign(engines, 2.0) == [Assignment("0/1", first.engine)]
+    assert ours.assign(engines, 2.0) == {"0/1": first}
 
 
 def test_what_a_lost_engine_worked_on_is_asked_of_another_and_what_waited_for_a_tool_too() -> None:
@@ -291,27 +291,27 @@ def test_what_a_lost_engine_worked_on_is_asked_of_another_and_what_waited_for_a_
     both = {"engine0": FREE, "engine1": FREE}
     for number in range(4):
         ours.ask(ask(f"{number}", group=f"{number}", limit=10), 0.0)
-    where = dict(ours.assign(both, 0.0))
+    where = ours.assign(both, 0.0)
     assert set(where.values()) == {"engine0", "engine1"}
     lost = [request for request, engine in where.items() if engine == "engine0"]
     ours.answered(lost[0], 5, 1.0)
     ours.lose("engine0", 1.0)
     again = ours.assign({"engine1": FREE}, 1.0)
-    assert again == [Assignment(request, "engine1") for request in lost[1:]]
+    assert [*again.items()] == [(request, "engine1") for request in lost[1:]]
     session = lost[0].partition("/")[0]
     ours.ask(ask(session, group=session, turn=1, tokens=110, limit=0), 2.0)
-    assert ours.assign({"engine1": FREE}, 2.0) == [Assignment(f"{session}/1", "engine1")]
+    assert ours.assign({"engine1": FREE}, 2.0) == {f"{session}/1": "engine1"}
 
 
 def test_a_closed_session_is_not_served_and_frees_its_room() -> None:
     ours = asked_of(20)
     served = ours.assign({"engine0": FREE}, 0.0)
-    waiting = [f"{number}" for number in range(20) if f"{number}/0" not in dict(served)]
+    waiting = [f"{number}" for number in range(20) if f"{number}/0" not in served]
     ours.close(waiting[0], 1.0)
-    for request, _ in served:
+    for request in served:
         ours.close(request.partition("/")[0], 1.0)
     ours.close("unknown", 1.0)
-    more = dict(ours.assign({"engine0": FREE}, 1.0))
+    more = ours.assign({"engine0": FREE}, 1.0)
     assert more and f"{waiting[0]}/0" not in more
 
 
@@ -351,7 +351,7 @@ def test_more_is_admitted_where_an_engine_does_not_count_what_waits_for_tools() 
 
 def test_an_engine_that_nobody_has_seen_at_work_gets_as_much_as_the_others() -> None:
     ours = asked_of(100)
-    begun = dict(ours.assign({"engine0": loaded(0, capacity=6_000)}, 0.0))
+    begun = ours.assign({"engine0": loaded(0, capacity=6_000)}, 0.0)
     for produced, request in enumerate(begun, start=1):
         ours.answered(request, 10, float(produced))
         ours.close(request.partition("/")[0], float(produced))
@@ -359,7 +359,7 @@ def test_an_engine_that_nobody_has_seen_at_work_gets_as_much_as_the_others() -> 
     engines = {"engine0": loaded(10_000 * len(begun), capacity=6_000), "engine1": replace(FREE, capacity_tokens=6_000)}
     for number in range(100, 200):
         ours.ask(ask(f"{number}", group=f"{number}"), 100.0)
-    found = Counter(dict(ours.assign(engines, 100.0)).values())
+    found = Counter(ours.assign(engines, 100.0).values())
     assert found["engine1"] >= 5
 
 
@@ -370,12 +370,12 @@ def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room
 ) -> None:
     """It stays where its cache is while the forecast has room for it there, and where its cache is there still."""
     ours = asked_of(140)
-    first = dict(ours.assign({"engine0": loaded(0)}, 0.0))
+    first = ours.assign({"engine0": loaded(0)}, 0.0)
     assert len(first) == 140
     for number in range(200):
         ours.ask(ask(f"new{number}", group=f"new{number}"), 1.0)
     used = 140 * (100 + grown)
-    full = ours.assign({"engine0": loaded(140 * grown, used=used)}, 1.0) == []
+    full = ours.assign({"engine0": loaded(140 * grown, used=used)}, 1.0) == {}
     assert full == (grown == 560)
     ours.answered("0/0", 20, 2.0)
     ours.ask(ask("0", group="0", turn=1, tokens=130, limit=370), 2.0)
@@ -384,7 +384,7 @@ def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room
         "engine1": loaded(0),
     }
     stays = keeps_idle or not full
-    assert ours.assign(engines, 2.0)[0] == Assignment("0/1", "engine0" if stays else "engine1")
+    assert next(iter(ours.assign(engines, 2.0).items())) == ("0/1", "engine0" if stays else "engine1")
 
 
 def test_who_has_left_an_engine_is_served_in_the_order_in_which_all_came_back() -> None:
@@ -393,15 +393,15 @@ def test_who_has_left_an_engine_is_served_in_the_order_in_which_all_came_back() 
     ours.assign({"engine0": loaded(0)}, 0.0)
     for number in range(200):
         ours.ask(ask(f"new{number}", group=f"new{number}"), 1.0)
-    assert ours.assign({"engine0": loaded(140 * 560, used=140 * 660)}, 1.0) == []
+    assert ours.assign({"engine0": loaded(140 * 560, used=140 * 660)}, 1.0) == {}
     engines = {"engine0": loaded(140 * 560, used=140 * 660, evictions=2)}
     for number in range(3):
         ours.answered(f"{number}/0", 20, 2.0)
         ours.ask(ask(f"{number}", group=f"{number}", turn=1, tokens=130, limit=370), 2.0)
-        assert ours.assign(engines, 2.0) == []
+        assert ours.assign(engines, 2.0) == {}
     for number in range(3, 140):
         ours.close(f"{number}", 3.0)
-    assert [request for request, _ in ours.assign(engines, 3.0)][:4] == ["0/1", "1/1", "2/1", "new0/0"]
+    assert [*ours.assign(engines, 3.0)][:4] == ["0/1", "1/1", "2/1", "new0/0"]
 
 
 def test_who_returns_to_an_engine_that_overflows_stays_where_over_committing_pays() -> None:
@@ -410,16 +410,16 @@ def test_who_returns_to_an_engine_that_overflows_stays_where_over_committing_pay
     ours.answered("0/0", 20, 1.0)
     ours.ask(ask("0", group="0", turn=1, tokens=130, limit=370), 1.0)
     engines = {"engine0": loaded(80, evictions=2)}
-    assert ours.assign(engines, 1.0) == [Assignment("0/1", "engine0")]
+    assert ours.assign(engines, 1.0) == {"0/1": "engine0"}
 
 
 def test_a_turn_may_move_to_an_engine_that_came_when_nobody_waited() -> None:
     ours = asked_of(8)
-    assert set(dict(ours.assign({"engine0": loaded(0)}, 0.0)).values()) == {"engine0"}
+    assert set(ours.assign({"engine0": loaded(0)}, 0.0).values()) == {"engine0"}
     for number in range(8):
         ours.answered(f"{number}/0", 10, 1.0)
         ours.ask(ask(f"{number}", group=f"{number}", turn=1, tokens=110, limit=90_000), 1.0)
-    found = dict(ours.assign({"engine0": loaded(80), "engine1": loaded(0)}, 1.0))
+    found = ours.assign({"engine0": loaded(80), "engine1": loaded(0)}, 1.0)
     assert len(found) == 8 and {name for name, engine in found.items() if engine == "engine1"} == {"0/1"}
 
 
@@ -430,7 +430,7 @@ def test_an_overflowing_engine_keeps_the_last_that_it_has() -> None:
     ours.answered("0/0", 20, 1.0)
     ours.ask(ask("0", turn=1, tokens=130, limit=370), 1.0)
     engines = {"engine0": loaded(20, evictions=1), "engine1": loaded(0)}
-    assert ours.assign(engines, 1.0) == [Assignment("0/1", "engine0")]
+    assert ours.assign(engines, 1.0) == {"0/1": "engine0"}
 
 
 @settings(deadline=None, max_examples=25)
@@ -485,7 +485,7 @@ def test_nobody_is_held_back_once_less_is_left_than_the_residents_had_when_they_
     ours, capacity = KvScheduler(), 38_000
     for name in map(str, range(200)):
         ours.ask(ask(name, group=name), 0.0)
-    first = [request.partition("/")[0] for request, _ in ours.assign({"engine0": loaded(0, capacity=capacity)}, 0.0)]
+    first = [request.partition("/")[0] for request in ours.assign({"engine0": loaded(0, capacity=capacity)}, 0.0)]
     assert len(first) < 180
     for name in first:
         ours.answered(f"{name}/0", 395, 1.0)

@@ -16,19 +16,18 @@ from tests.scripted import Clock, ScriptedEngine
 
 
 async def test_attempts_and_their_calls_are_counted_as_they_end_and_nothing_else_changes() -> None:
-    class Agent:
-        async def attempt(self, roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-            return await plain.attempt(problem, index, sampling)
+    async def agent(roller: Roller, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+        return await plain.attempt(problem, index, sampling)
 
     plain = roller(ScriptedEngine(CODEC, [program("print(2+3)"), ANSWER]))
     attempts = Attempts(6)
-    groups = await attempts.counted(plain).roll([PROBLEM, OTHER], attempts=3, seed=1)
+    groups = await replace(plain, ended=attempts.count).roll([PROBLEM, OTHER], attempts=3, seed=1)
     assert (attempts.done, attempts.calls) == (6, 6)
     written = [[t.turns[0].results for t in group.trajectories] for group in groups]
     again = await plain.roll([PROBLEM, OTHER], attempts=3, seed=1)
     assert written == [[t.turns[0].results for t in group.trajectories] for group in again]
     attempts = Attempts(3)
-    await attempts.counted(replace(plain, agent=Agent())).roll([PROBLEM], attempts=3, seed=1)
+    await replace(plain, agent=agent, ended=attempts.count).roll([PROBLEM], attempts=3, seed=1)
     assert (attempts.done, attempts.calls) == (3, 3)
 
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rocstar.sandbox.call import Call, SessionLost
+from rocstar.sandbox.call import Call, ServiceOutcome, SessionLost
 from rocstar.sandbox.client.dispatch import (
     CELL_PAUSE,
     FIRST_PAUSE,
@@ -22,7 +22,6 @@ from rocstar.sandbox.client.dispatch import (
     GiveUp,
     NodeFacts,
     Open,
-    Overloaded,
     Send,
 )
 
@@ -113,7 +112,8 @@ def test_a_call_waits_for_room_until_its_patience_is_over_and_is_then_given_up()
     assert bench.fails(entry, node, overloaded=True)
     bench.dispatch.died(node, "it died", bench.now)
     node.tries = 100
-    assert Overloaded(entry) in bench.decide(1.0 + SCAN_SECONDS)
+    ended = [each.answer for each in bench.decide(1.0 + SCAN_SECONDS) if isinstance(each, GiveUp)]
+    assert [answer.outcome for answer in ended] == [ServiceOutcome.OVERLOADED]
 
 
 def test_a_refusal_after_a_calls_patience_is_its_answer() -> None:
@@ -166,7 +166,7 @@ def test_calls_wait_for_a_node_that_starts_and_not_for_one_that_failed_to() -> N
     assert bench.decide(FIRST_PAUSE) == [Open(node)]
     bench.dispatch.died(node, "no such module", bench.now)
     (given_up,) = bench.decide()
-    assert given_up.entry is entry and str(given_up.error) == "no such module"
+    assert given_up.entry is entry and str(given_up.answer) == "no such module"
     bench.decide(MAX_PAUSE)
     bench.dispatch.came_up(node, 1, bench.now)
     assert bench.sent()[1] is node, "it is used when it comes up after all"
@@ -200,9 +200,9 @@ class Histories(RuleBasedStateMachine):
         for decision in self.bench.decide(seconds):
             if isinstance(decision, Send):
                 self.take(decision.entry, decision.node)
-            elif isinstance(decision, GiveUp | Overloaded):
+            elif isinstance(decision, GiveUp):
                 self.end(decision.entry)
-                if isinstance(decision, GiveUp) and isinstance(decision.error, SessionLost):
+                if isinstance(decision.answer, SessionLost):
                     self.lost.add(decision.entry.number)
             else:
                 self.opening.append(decision.node)

@@ -14,7 +14,7 @@ import pytest
 
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Failure
 from rocstar.sandbox.slot import files, tiers
-from rocstar.sandbox.slot.tiers import Chooser, Tier
+from rocstar.sandbox.slot.tiers import Tier, chooser
 from tests.sandbox.driver import Daemon, needs_empty_folder
 
 
@@ -243,7 +243,7 @@ OWN = Tier("preload", ("shapes.flat",))
     ],
 )
 def test_tier_follows_the_packages_a_program_names(code: str, tier: Tier) -> None:
-    assert Chooser((tiers.BARE, NUMPY, OWN, SYMPY, EVERYTHING)).choose(code) == tier
+    assert chooser((tiers.BARE, NUMPY, OWN, SYMPY, EVERYTHING))(code) == tier
 
 
 def test_offered_tiers_are_those_that_can_be_imported_cheapest_first() -> None:

@@ -158,35 +158,26 @@ def is_right(program: KnownProgram, reported: End) -> bool:
 
 
 @contextmanager
-def _surroundings() -> Iterator[dict[str, int | str]]:
-    """A process to be seen and killed, a port that listens, and a file to be read."""
+def _surroundings() -> Iterator[tuple[subprocess.Popen[bytes], dict[str, int | str]]]:
+    """A process to be seen and killed, and all that there is: it, a port that listens, and a file to be read."""
     os.environ["ROCSTAR_BENCH_SECRET"] = "x"
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder, closing(create_server(("127.0.0.1", 0))) as listener:
         secret = Path(folder, "secret")
         secret.write_text("x")
         canary = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "rocstar-bench-canary"])
         try:
-            yield {"canary": canary.pid, "port": listener.getsockname()[1], "secret": str(secret)}
-            if canary.poll() is not None:
-                raise _CanaryKilled
+            yield canary, {"canary": canary.pid, "port": listener.getsockname()[1], "secret": str(secret)}
         finally:
             canary.kill()
             canary.wait()
             del os.environ["ROCSTAR_BENCH_SECRET"]
 
 
-class _CanaryKilled(Exception):
-    pass
-
-
 async def _attacked(runs: Runs, found: Findings) -> None:
     for name in BODIES:
-        killed = False
-        try:
-            with _surroundings() as there:
-                reported = await runs(KnownProgram(name, attack(name, **there), "ok", "held", seconds=20.0))  # type: ignore[arg-type]
-        except _CanaryKilled:
-            killed = True
+        with _surroundings() as (canary, there):
+            reported = await runs(KnownProgram(name, attack(name, **there), "ok", "held", seconds=20.0))  # type: ignore[arg-type]
+            killed = canary.poll() is not None
         got = killed or (reported.ends == "ok" and reported.stdout.strip() != "held")
         await _note(runs, found, name, not got)
     reported = await runs(KnownProgram("", PRINTS_FOR_EVER, "failed", seconds=5.0))

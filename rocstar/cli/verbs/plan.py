@@ -63,7 +63,7 @@ def plan(
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    planner = Planner(recipe=loaded, gpu_name=gpu, gpu=spec, gpus=gpus)
+    planner = Planner(recipe=loaded, gpu=spec, gpus=gpus)
     made = None if placement else replace(planner, recipe=_within_pools(loaded)).weighed(assumed)
     table = made.placement if made else planner.placement()
     if table.processes and (note := planner.differences()):

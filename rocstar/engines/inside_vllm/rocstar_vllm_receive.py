@@ -53,9 +53,8 @@ class Receiver:
                 raise RuntimeError(message["stopped"])
             if "size" not in message:
                 return
-            if rank:
-                self._join(store, plan, rank)
-            flat = self._sent(message["size"]) if rank else self._shared(plan["buffer"])[: message["size"]].clone()
+            size = message["size"]
+            flat = self._sent(store, plan, rank, size) if rank else self._shared(plan["buffer"])[:size].clone()
             if flat.is_cuda:
                 torch.cuda.synchronize(self._device)
             store.add(f"{chunk}/taken", 1)
@@ -69,13 +68,12 @@ class Receiver:
             self._address = host, port
         return self._store
 
-    def _join(self, store: Any, plan: dict[str, Any], rank: int) -> None:
+    def _sent(self, store: Any, plan: dict[str, Any], rank: int, size: int) -> torch.Tensor:
+        """The next bytes of the plan's group, which is joined first."""
         if self._group_id != plan["group"]:
             self._group = None
             self._group = joined(store, plan["group"], rank, plan["size"], self._device, plan["address"][0])
             self._group_id = plan["group"]
-
-    def _sent(self, size: int) -> torch.Tensor:
         flat = torch.empty(size, dtype=torch.uint8, device=self._device)
         self._group.broadcast(flat, 0, TAKEN).wait(TAKEN)
         return flat

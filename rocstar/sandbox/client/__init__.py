@@ -32,7 +32,7 @@ from rocstar.sandbox.call import (
     Usage,
     failed,
 )
-from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Overloaded, Send
+from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Send
 from rocstar.sandbox.client.node import TICKS, Node, Place, Token, child, place_of
 from rocstar.sandbox.client.session import Session
 from rocstar.sandbox.wire import Frame, FrameKind
@@ -48,8 +48,8 @@ Pending = Entry[Node]
 class SandboxClient:
     """Runs untrusted programs in daemons outside this process. Created by `start` or `connect`.
 
-    Long-lived: `run` submits calls to the dispatch and awaits their futures, which `_on_frames` resolves and
-    `_carry_out` fails; a timer runs `_carry_out` when the dispatch has timed work."""
+    Long-lived: `run` submits calls to the dispatch and awaits their futures, which `_on_frames` and
+    `_carry_out` end; a timer runs `_carry_out` when the dispatch has timed work."""
 
     def __init__(
         self, settings: DaemonSettings | None = None, *, daemons: int = 1, silent_seconds: float = SILENT_SECONDS
@@ -86,7 +86,7 @@ class SandboxClient:
         settings = DaemonSettings(
             slots=slots, daemons=daemons, preload=tuple(preload), min_isolation=isolation, node=node
         )
-        return cls(settings, daemons=daemons)._served()
+        return cls(settings, daemons=daemons).served()
 
     @classmethod
     def connect(
@@ -102,9 +102,10 @@ class SandboxClient:
         client = cls(daemons=0, silent_seconds=silent_seconds)
         for address in addresses:
             client._use(place_of(address, token, Isolation(min_isolation)))
-        return client._served()
+        return client.served()
 
-    def _served(self) -> Self:
+    def served(self) -> Self:
+        """It, once all daemons serve; closed if one does not. Raises SandboxDown."""
         try:
             self.launch()
             self.await_hello()
@@ -219,7 +220,7 @@ class SandboxClient:
             node.close()
         for pending in self._forget_all():
             if not pending.future.get_loop().is_closed():
-                _fail(pending, SandboxDown("the sandbox client was closed"))
+                _end(pending, SandboxDown("the sandbox client was closed"))
 
     def __enter__(self) -> Self:
         return self
@@ -244,7 +245,7 @@ class SandboxClient:
             elif frame.kind is FrameKind.LOST:
                 self._dispatch.answered(node, frame.number)
                 self._dispatch.forget(pending.call.session)
-                _fail(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
+                _end(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
             elif frame.kind is FrameKind.RESPONSE:
                 response = wire.decode_response(frame.body)
                 if response.id not in (pending.call.id, ""):  # "": the daemon could not read the call
@@ -252,7 +253,7 @@ class SandboxClient:
                     response = failed(pending.call.id, ServiceOutcome.INTERNAL, problem)
                 self._dispatch.answered(node, frame.number)
                 if not self._is_sent_again(node, pending, response.outcome):
-                    _resolve(pending, response)
+                    _end(pending, response)
 
     def _is_sent_again(self, node: Node, pending: Pending, outcome: str) -> bool:
         if outcome not in RETRIED:
@@ -287,11 +288,8 @@ class SandboxClient:
                     node.send(FrameKind.CALL, pending.number, wire.encode(replace(pending.call, patience_seconds=left)))
                 case Open(node):
                     node.open(self._loop)
-                case GiveUp(pending, error):
-                    _fail(pending, error)
-                case Overloaded(pending):
-                    problem = f"no sandbox took the call within {pending.call.patience_seconds:g} seconds"
-                    _resolve(pending, failed(pending.call.id, ServiceOutcome.OVERLOADED, problem))
+                case GiveUp(pending, answer):
+                    _end(pending, answer)
         at = self._dispatch.next_at()
         if self._loop is not None and at is not None:
             self._set_timer("dispatch", at - time.monotonic(), self._carry_out)
@@ -323,14 +321,14 @@ class SandboxClient:
         return found
 
 
-def _resolve(pending: Pending, answer: Response) -> None:
-    if not pending.future.done():
+def _end(pending: Pending, answer: Response | SandboxDown) -> None:
+    """Answer its caller, or raise the error there."""
+    if pending.future.done():
+        return
+    if isinstance(answer, Response):
         pending.future.set_result(answer)
-
-
-def _fail(pending: Pending, error: Exception) -> None:
-    if not pending.future.done():
-        pending.future.set_exception(error)
+    else:
+        pending.future.set_exception(answer)
 
 
 def run_once(

@@ -1,7 +1,7 @@
 """Decides which node a call goes to, and whether it is sent again: facts in, decisions out. No clock, no socket.
 
-Invariant: a submitted entry is held by one node or waits here, until it leaves exactly once: by `answered`, `cancel`,
-GiveUp or Overloaded. Only the node that holds an entry can answer it, so no call is answered twice.
+Invariant: a submitted entry is held by one node or waits here, until it leaves exactly once: by `answered`, `cancel`
+or GiveUp. Only the node that holds an entry can answer it, so no call is answered twice.
 
 A call goes to the less loaded of two nodes drawn at random; a cell goes to the node that has its session. Only this
 module sends a call again: a plain call whose node was lost, or answered INTERNAL, up to MAX_ATTEMPTS in all, to another
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from rocstar.sandbox.call import Call, SandboxDown, SessionLost
+from rocstar.sandbox.call import Call, Response, SandboxDown, ServiceOutcome, SessionLost, failed
 
 MAX_ATTEMPTS = 2
 FIRST_PAUSE = 0.05  # seconds a node pauses after a failure; doubles with each further failure
@@ -74,16 +74,10 @@ class Send(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Raise this error in the entry's caller."""
+    """Answer the entry's caller with this response, or raise this error there."""
 
     entry: Any
-    error: SandboxDown
-
-
-class Overloaded(NamedTuple):
-    """No node accepted the entry within its patience."""
-
-    entry: Any
+    answer: Response | SandboxDown
 
 
 class Open(NamedTuple):
@@ -92,7 +86,7 @@ class Open(NamedTuple):
     node: Any
 
 
-Decision = Send | GiveUp | Overloaded | Open
+Decision = Send | GiveUp | Open
 
 
 class Dispatch(Generic[N]):
@@ -202,10 +196,10 @@ class Dispatch(Generic[N]):
         self._with_room.clear()
         if scan and self.waiting:
             self._scan_at = now + SCAN_SECONDS
-            self._end([entry for entry in self.waiting.values() if now >= entry.deadline], Overloaded)
+            self._end([entry for entry in self.waiting.values() if now >= entry.deadline], _overloaded)
         if not any(node.up or node.failed_starts < node.tries for node in self.nodes):
             problem = "; ".join(node.problem for node in self.nodes) or "there is no sandbox node"
-            self._end(list(self.waiting.values()), lambda entry: GiveUp(entry, SandboxDown(problem)))
+            self._end(list(self.waiting.values()), lambda entry: SandboxDown(problem))
         decisions += self._ended
         self._ended = []
         return decisions
@@ -258,10 +252,10 @@ class Dispatch(Generic[N]):
         self.waiting[entry.number] = entry
         return True
 
-    def _end(self, entries: list[Entry[N]], decision: Callable[[Entry[N]], Decision]) -> None:
+    def _end(self, entries: list[Entry[N]], answer_of: Callable[[Entry[N]], Response | SandboxDown]) -> None:
         for entry in entries:
             del self.waiting[entry.number]
-            self._ended.append(decision(entry))
+            self._ended.append(GiveUp(entry, answer_of(entry)))
 
     def _pause(self, node: N, now: float) -> None:
         """Start a pause. Failures during a pause answer calls that were sent before it, so they start no other."""
@@ -277,3 +271,8 @@ class Dispatch(Generic[N]):
             self._ready.append(node)
         elif not ready and node in self._ready:
             self._ready.remove(node)
+
+
+def _overloaded(entry: Entry[N]) -> Response:
+    problem = f"no sandbox took the call within {entry.call.patience_seconds:g} seconds"
+    return failed(entry.call.id, ServiceOutcome.OVERLOADED, problem)

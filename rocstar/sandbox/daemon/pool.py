@@ -224,7 +224,7 @@ class Pools:
         """Reasons why stronger plans than the one in force could not be set up."""
         offered = tiers.offered(settings.preload)
         self.order = {tier: n for n, tier in enumerate(offered)}
-        self.chooser = tiers.Chooser(offered)
+        self.tier_of = tiers.chooser(offered)
         self.pools: dict[Tier, Pool] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.failed = asyncio.Event()
@@ -252,7 +252,7 @@ class Pools:
 
     def choose(self, code: str) -> Pool:
         """The pool that should run a program; its zygote may still be starting."""
-        tier = self.chooser.choose(code[:CHOSEN_BY])
+        tier = self.tier_of(code[:CHOSEN_BY])
         if tier not in self.pools:
             self.spawn(self.pool(tier).start())
         pool = self.pools[tier]

@@ -41,7 +41,7 @@ from rocstar.sandbox.daemon.snapshot import Snapshot
 from rocstar.sandbox.daemon.turns import Line, Queued
 from rocstar.sandbox.daemon.worker import Pipes, RunningCall, Worker, seed
 from rocstar.sandbox.slot import channel
-from rocstar.sandbox.slot.channel import Become, Branch, CellPayload, Ended, Fork, NotebookPayload, Payload
+from rocstar.sandbox.slot.channel import Become, CellPayload, Ended, Fork, NotebookPayload, Payload
 
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.pool import Pools
@@ -385,7 +385,8 @@ class Sessions:
         become = Become(*bounds, snapshot.folder, snapshot.umask, snapshot.size, len(snapshot.steps))
         await self.begin(session, become, snapshot.origin.zygote)
         assert session.pipes is not None and session.worker is not None
-        descriptors = snapshot.descriptors_for_one()
+        both = (f"/proc/self/fd/{fd}" for fd in (snapshot.memory, snapshot.files))
+        descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in both]  # with positions of the branch's own
         try:
             channel.send_descriptors(session.pipes.control.fd, descriptors)
         finally:
@@ -394,7 +395,7 @@ class Sessions:
         bounded = structs.replace(limits, wall_seconds=START_SECONDS)
         call = Call(id="", code="", limits=bounded, session=session.name, branches=(session.name,))
         ready: asyncio.Future[Response | None] = session.worker.loop.create_future()
-        self.run_in(session, call, Branch(session.seed), ready.set_result)
+        self.run_in(session, call, NotebookPayload(session.seed, *bounds), ready.set_result)
         response = await ready
         self.set_free(session)
         if response is None or isinstance(response.outcome, ServiceOutcome):

@@ -179,10 +179,6 @@ class Snapshot:
         for fd in (self.memory, self.files):
             seal(fd)
 
-    def descriptors_for_one(self) -> list[int]:
-        """New descriptors of `memory` and `files` for one branch: for reading, with own positions; to be closed."""
-        return [os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in (self.memory, self.files)]
-
 
 def seal(fd: int) -> None:
     """Raises ForkRefused. At each try the kernel waits a sixth of a second for other users of the file's pages; its own

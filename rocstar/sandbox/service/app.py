@@ -101,7 +101,12 @@ class Application:
         self.service, self.metrics, settings = service, Metrics(service), service.settings
         # A page in the operator's browser can reach a loopback address under the page's own name (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
-        self.endpoints = native.ENDPOINTS | code_judge.ENDPOINTS | sandbox_fusion.ENDPOINTS | self.pages()
+        pages: Endpoints = {  # about the service itself
+            ("GET", "/v1/status"): self.status,
+            ("GET", "/metrics"): self.prometheus,
+            ("GET", "/v1/ping"): code_judge.ping,
+        }
+        self.endpoints = native.ENDPOINTS | code_judge.ENDPOINTS | sandbox_fusion.ENDPOINTS | pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.requests += 1
@@ -166,14 +171,6 @@ class Application:
         if any(known == path for _, known in self.endpoints):
             raise BadRequest(f"{path} is not called by {method}; {PATHS}", 405)
         raise BadRequest(f"there is no {path} here; {PATHS}", 404)
-
-    def pages(self) -> Endpoints:
-        """Pages about the service itself."""
-        return {
-            ("GET", "/v1/status"): self.status,
-            ("GET", "/metrics"): self.prometheus,
-            ("GET", "/v1/ping"): code_judge.ping,
-        }
 
     async def status(self, request: HttpRequest) -> HttpReply:
         client, usage = self.service.client, self.service.usage()

@@ -10,7 +10,7 @@ from contains no data of an earlier call.
     program -> daemon   on control: LENGTH, then a report (hostile: see `daemon.verdict`), then one of its files
     daemon -> notebook  on control: LENGTH, then a marshalled CellPayload; the notebook answers each with a report
                         Fork and a descriptor for its files: after its report the notebook waits for GO
-    daemon -> branch    on control: Become and descriptors of a snapshot, then Branch, answered with a report
+    daemon -> branch    on control: Become and descriptors of a snapshot, then a NotebookPayload, answered with a report
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Program(NamedTuple):
 
 
 class NotebookPayload(NamedTuple):
-    """Start a session's process, which runs cells until its control connection closes."""
+    """Start a session's process, which runs cells until its control connection closes. A copied notebook begins with it
+    too, for its seed."""
 
     seed: int
     memory_bytes: int
@@ -112,13 +113,7 @@ class Become(NamedTuple):
     steps: int
 
 
-class Branch(NamedTuple):
-    """The first message to a copied notebook, with its seed."""
-
-    seed: int
-
-
-Payload = Program | NotebookPayload | CellPayload | Fork | Become | Branch
+Payload = Program | NotebookPayload | CellPayload | Fork | Become
 PAYLOADS: dict[str, type] = {kind.__name__: kind for kind in Payload.__args__}
 NAMES = {kind: name for name, kind in PAYLOADS.items()}
 

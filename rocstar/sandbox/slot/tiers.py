@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 OFFERED = {"numpy": ("numpy",), "sympy": ("numpy", "sympy")}
@@ -52,25 +52,23 @@ def installed(package: str) -> bool:
         return False
 
 
-class Chooser:
-    """Picks the tier by the names of packages in a program's text."""
+def chooser(tiers: Sequence[Tier]) -> Callable[[str], Tier]:
+    """What picks one of these tiers by the names of packages in a program's text: the cheapest with every named
+    package, else the one with most of them."""
+    covered = {tier: tier.packages for tier in tiers}
+    names = frozenset[str]().union(*covered.values())
+    aliases = {alias for alias, package in COMES_WITH.items() if package in names}
+    words = re.compile(rf"\b(?:{'|'.join(sorted(map(re.escape, names | aliases)))})\b") if names else None
+    hidden = next((tier for tier in tiers if tier.name == "preload"), BARE)
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
-        self.tiers = tiers
-        names = {name for tier in tiers for name in tier.packages}
-        self.covered = {tier: tier.packages for tier in tiers}
-        aliases = {alias for alias, package in COMES_WITH.items() if package in names}
-        words = sorted(map(re.escape, names | aliases))
-        self.words = re.compile(rf"\b(?:{'|'.join(words)})\b") if words else None
-        self.hidden = next((tier for tier in tiers if tier.name == "preload"), BARE)
-
-    def choose(self, code: str) -> Tier:
-        """The cheapest tier with every named package, else the one with most of them."""
-        found = set(self.words.findall(code)) if self.words else set()
+    def choose(code: str) -> Tier:
+        found = set(words.findall(code)) if words else set()
         if not found:
-            return self.hidden if self.hidden is not BARE and HIDDEN.search(code) else self.tiers[0]
+            return hidden if hidden is not BARE and HIDDEN.search(code) else tiers[0]
         needed = {COMES_WITH.get(name, name) for name in found}
-        return max(self.tiers, key=lambda tier: (len(needed & self.covered[tier]), -len(tier.modules)))
+        return max(tiers, key=lambda tier: (len(needed & covered[tier]), -len(tier.modules)))
+
+    return choose
 
 
 # The warm-up that a zygote does once for all programs: run common code paths and fill the caches of libraries. Results

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import glob
 import importlib
 import json
 import os
@@ -192,7 +193,7 @@ class Zygote:
     def remove_folders(self, number: int) -> None:
         """Remove the folders of ended slots in another process, because they may hold a million files. What it leaves
         is tried again when the next slot of this number starts or ends."""
-        if not (left := folders.left_by(f"{self.workdirs}-{number}")):
+        if not (left := glob.glob(f"{glob.escape(self.workdirs)}-{number}-*")):
             return
         with suppress(OSError):
             pid = self.removers[number] = os.fork()

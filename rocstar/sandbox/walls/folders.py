@@ -3,7 +3,6 @@ that a program made in it. Also the locks that distinguish folders of running da
 
 from __future__ import annotations
 
-import glob
 import os
 import stat
 from contextlib import suppress
@@ -19,17 +18,13 @@ anything in it, and so leave no trace in it."""
 
 class WorkFolder:
     """A slot's folder. Programs work in its subfolder `run`, which the keeper makes anew for each. Programs of other
-    slots under the same user cannot guess the folder's name.
-
-    Raises OSError in every method."""
+    slots under the same user cannot guess the folder's name. Both methods raise OSError."""
 
     def __init__(self, prefix: str, user: int | None) -> None:
-        """prefix: of its path. user: owner of `run`; None: the current user."""
+        """Make it. prefix: of its path. user: owner of `run`; None: the current user."""
         self.path = f"{prefix}-{os.urandom(8).hex()}"
         self.run = f"{self.path}/run"
         self.user = user
-
-    def make(self) -> None:
         os.makedirs(os.path.dirname(self.path), 0o711, exist_ok=True)  # slots pass through it, and do not list it
         os.mkdir(self.path)
         self.renew()
@@ -42,11 +37,6 @@ class WorkFolder:
         if self.user is not None:
             os.chown(self.run, self.user, self.user)
         os.chmod(self.path, CLOSED)
-
-
-def left_by(prefix: str) -> list[str]:
-    """The folders of ended slots with this prefix."""
-    return glob.glob(f"{glob.escape(prefix)}-*")
 
 
 def remove(folder: str) -> None:

@@ -198,7 +198,6 @@ def start_beside(plan: Plan, user: int, workdir: str, counted: bool) -> Walls:
     if is_root and not is_apart and plan is PROCESS:
         raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
     folder = WorkFolder(workdir, user if is_apart else None)
-    folder.make()
     inside = Inside(is_apart, False)
     walls = fork_slot(folder.renew, folder.run, inside)
     linux.become_subreaper()
