@@ -119,7 +119,7 @@ async def test_an_attempt_goes_on_from_the_very_tokens_that_were_recorded(tmp_pa
     begun = list(begun_attempts(kept(tmp_path / "samples.parquet", groups), {}))
     for one, group in zip(variants_of(begun, made.conversation, seed=1), groups, strict=True):
         first = group.trajectories[0].turns[0]
-        assert one.begun.attempt.turns[0].completion.token_ids == first.completion.token_ids
+        assert one.attempt.turns[0].completion.token_ids == first.completion.token_ids
         assert one.replies[ReplyText.TRUE] == first.reply_ids
         assert "use " not in CODEC.decode(one.replies[ReplyText.BLANK])
 
