@@ -27,7 +27,7 @@ from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import EndpointSolver
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers import arena, choice, functions, ifeval
-from rocstar.evaluation.scoring import Parts, Scorer
+from rocstar.evaluation.scoring import Scorer
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, OneTurn
 from rocstar.types import Problem
@@ -47,8 +47,8 @@ class BenchmarkKind:
     problems: Callable[[BenchmarkFile, Rows], list[Problem]]
     """Builds the problems, in the order of the rows. Raises DataError. Their `metadata` may hold `functions` that the
     model may call, which `OneTurn` shows."""
-    scorer: Callable[[Parts], Scorer] | None = None
-    """None: the verifier in force (`evaluate.verifier`)."""
+    scorer: Callable[..., Scorer] | None = None
+    """Takes the fields of a Scorer; None: the verifier in force (`evaluate.verifier`)."""
     check: Callable[[], None] = lambda: None
     """Raises if a requirement of scoring is not installed; called before anything starts."""
     one_turn: bool = False
@@ -80,12 +80,12 @@ class BenchmarkKind:
         """`usual`, with its engine, sandbox and limits, for attempts of this kind. recall: stores the judge's
         answers."""
         conversation = self.conversation(usual.conversation)
-        parts = Parts(codec=usual.codec, calls=conversation.template.calls, recall=recall, judge=judge)
+        parts = {"codec": usual.codec, "calls": conversation.template.calls, "recall": recall, "judge": judge}
         return replace(
             usual,
             conversation=conversation,
             environment=self.environment or usual.environment,
-            verifier=self.scorer(parts) if self.scorer else usual.verifier,
+            verifier=self.scorer(**parts) if self.scorer else usual.verifier,
         )
 
 

@@ -42,7 +42,7 @@ def _problem(file: BenchmarkFile, part: str, where: str, row: Mapping[str, Any])
 
 class ChoiceScorer(Scorer):
     def outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
-        texts = written(self.parts.codec, self.parts.calls, attempt)
+        texts = written(self.codec, self.calls, attempt)
         if counts_as_cut(attempt, "wrong"):
             return judged(False, method="truncated", extracted=None, text="\n".join(texts))
         letter = chosen(texts)
