@@ -21,7 +21,6 @@ from rocstar.support.signals import terminated_as_interrupted
 if TYPE_CHECKING:
     from rocstar.data.pool.build import Datasheet
     from rocstar.data.pool.check import FileReport, FindingCount, Wording
-    from rocstar.data.pool.overlap import BenchmarkQuestion
     from rocstar.data.pool.rules import Check
     from rocstar.parts.build import AttemptParts
     from rocstar.types import Problem
@@ -165,7 +164,7 @@ def verifier(answer_of: Callable[[str], str | None], name: str = "boxed") -> Ite
             runner.run(grader.close())
 
 
-def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
+def _benchmarks(files: list[str]) -> Iterator[Problem]:
     """Questions of plain files, and of all benchmarks of pool recipes."""
     from rocstar.config.layers import load
     from rocstar.data.pool.build import Datasheet, benchmark_questions

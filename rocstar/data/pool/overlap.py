@@ -20,6 +20,8 @@ from hashlib import blake2b
 from pathlib import Path
 from string import punctuation
 
+from rocstar.types import Problem
+
 GRAM_WORDS = 8
 """Words in a gram; the paper drops what shares one with a benchmark (§5.1)."""
 SHINGLE_TOKENS = 3
@@ -212,18 +214,9 @@ _HASH_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkQuestion:
-    benchmark: str
-    """Name of the benchmark."""
-    line: int
-    """Its line or row there, counted from 1."""
-    question: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    found: BenchmarkQuestion
-    """The benchmark question that shares the most grams."""
+    found: Problem
+    """The problem of a benchmark whose question shares the most grams."""
     exact: bool
     """The two agree in all letters and digits."""
     passage: str
@@ -236,13 +229,13 @@ class Overlap:
     @property
     def evidence(self) -> str:
         """A description of the overlap for people."""
-        place = f"{self.found.benchmark} line {self.found.line}"
         if self.exact:
-            return f"same question as {place}"
+            return f"same question as {self.found.place}"
         words = self.passage.split()
         shown = " ".join(words[:SHOWN_WORDS]) + (" …" if len(words) > SHOWN_WORDS else "")
         run = f"{len(words)} words in a row"
-        return f'{run}, "{shown}", are in {place} too; {self.shared} of {self.total} 8-grams are shared with it'
+        there = f"are in {self.found.place} too; {self.shared} of {self.total} 8-grams are shared with it"
+        return f'{run}, "{shown}", {there}'
 
 
 class BenchmarkIndex:
@@ -251,8 +244,9 @@ class BenchmarkIndex:
 
     A hit is confirmed in the texts, so that a hash collision never drops a row."""
 
-    def __init__(self, questions: Iterable[BenchmarkQuestion]) -> None:
-        self._questions: list[BenchmarkQuestion] = []
+    def __init__(self, questions: Iterable[Problem]) -> None:
+        """questions: with the benchmark as `source`, and the line there."""
+        self._questions: list[Problem] = []
         self._same: dict[bytes, int] = {}
         first: dict[int, int] = {}
         for number, question in enumerate(questions):
@@ -302,7 +296,7 @@ class BenchmarkIndex:
 
     def sizes(self) -> Counter[str]:
         """Questions per benchmark."""
-        return Counter(question.benchmark for question in self._questions)
+        return Counter(question.source for question in self._questions)
 
 
 def _longest(present: Sequence[tuple[str, ...]], starts: Sequence[int]) -> str:

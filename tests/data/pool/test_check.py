@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from rocstar.data.pool.check import Wording, check_file
-from rocstar.data.pool.overlap import BenchmarkQuestion
 from rocstar.data.pool.rewording import ASK_FRACTION
 from rocstar.data.problems import ProblemColumns, columns_of
 from rocstar.errors import DataError
+from rocstar.types import Problem
 
 WORDING = Wording(render=lambda it: f"<s>{it.question}</s>", markers=("<s>", "</s>"), length=len, unit="characters")
 ROWS = [
@@ -40,7 +40,8 @@ def test_questions_asked_for_an_integer_are_compared_without_the_sentence_that_a
 def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + "{broken\n")
-    known = [BenchmarkQuestion(benchmark="b", line=3, question="three cats and no dogs have in all, would you say")]
+    asked = "three cats and no dogs have in all, would you say"
+    known = [Problem(id="b3", question=asked, answer="", source="b", metadata={"line": 3})]
     report = check_file(str(path), columns, accept, WORDING, known)
     assert report.columns is not None and report.columns.layout == "slime"
     assert (report.rows, report.others) == (6, ["level"])
