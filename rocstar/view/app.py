@@ -187,7 +187,10 @@ def differs(state: AppState, request: Request) -> Any:
     if (run := state.source(request).run) is None:
         return []
     given = provenances(resolved_from_json(run.resolved), (), otherwise=f"run {run.name}")
-    return [{"setting": one.key, "a": None if one.default == ABSENT else one.default, "b": one.value} for one in given]
+    return [
+        {"setting": one["key"], "a": None if one["default"] == ABSENT else one["default"], "b": one["value"]}
+        for one in given
+    ]
 
 
 def run(state: AppState, request: Request) -> Any:
