@@ -9,7 +9,7 @@ from itertools import cycle
 import pytest
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import NAMES, RewardCalls, RewardVerifier, load_reward, verifier_named
+from rocstar.answers.plugin import NAMES, RewardVerifier, load_reward, verifier_named
 from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.answers.verifier import BoxedVerifier
 from rocstar.errors import ContractBroken
@@ -66,15 +66,15 @@ def grader() -> Iterator[Grader]:
     asyncio.run(grader.close())
 
 
-def reward_calls(name: str) -> RewardCalls:
-    return RewardCalls(load_reward(f"tests.answers.reward_functions:{name}"))
+def judged_by(function: str, grader: Grader) -> Verifier:
+    return RewardVerifier(Letters(), load_reward(f"tests.answers.reward_functions:{function}"))
 
 
 MAKERS: dict[str, Callable[[Grader], Verifier]] = {
     **{name: partial(verifier_named, name, Letters()) for name in NAMES},
     "boxed_foreign": lambda grader: BoxedVerifier(Letters(), grader, truncated="graded", phrases=True),
-    "trl_function": lambda grader: RewardVerifier(Letters(), reward_calls("trl")),
-    "verl_function": lambda grader: RewardVerifier(Letters(), reward_calls("verl")),
+    "trl_function": partial(judged_by, "trl"),
+    "verl_function": partial(judged_by, "verl"),
     "scripted": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
     "scripted_undecided": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.UNDECIDED),
 }
