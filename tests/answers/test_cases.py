@@ -69,7 +69,7 @@ async def test_the_summary_counts_what_was_decided() -> None:
     assert (figures["right"], figures["wrong"], figures["undecided"]) == (1, 2, 0)
     assert figures["methods"] == {"integer": 2, "no_answer": 1}
     assert (figures["expected"], figures["agreed"], figures["agreement"]) == (2, 1, 0.5)
-    assert found[0].milliseconds > 0
+    assert found[0]["milliseconds"] > 0
 
 
 def test_a_cell_is_one_short_line_that_any_terminal_shows() -> None:
