@@ -152,7 +152,7 @@ def read_file(path: str, question: Sequence[str], answer: str, limit: int | None
     """A file of problems. question: columns, joined by a space. limit: read only the first so many rows. Raises
     DataError."""
     problems = load_problems(path, question=question, answer=answer, limit=limit)
-    found = fingerprint(path)
+    sha256, _ = fingerprint(path)
     _, row = next(iter(read_rows(path)))
     columns = columns_of(row, path, tuple(question), answer)
     return ProblemSet(
@@ -162,8 +162,8 @@ def read_file(path: str, question: Sequence[str], answer: str, limit: int | None
         protocol=ProtocolSection(attempts=1, temperature=1.0),
         problems=problems,
         described={
-            "path": str(Path(path).resolve()) if found else path,
-            "sha256": found[0] if found else None,
+            "path": str(Path(path).resolve()) if sha256 else path,
+            "sha256": sha256,
             "question": list(columns.question),
             "answer": columns.answer,
             "limit": limit,

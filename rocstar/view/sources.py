@@ -66,8 +66,7 @@ class RunSource:
         """(name, step, folder) of every finished evaluation."""
         if self.run is None:
             return [(self.root.name, 0, self.root)] if (self.root / RESULT).is_file() else []
-        folders = [file.parent for file in self.root.glob(f"evals/*/step=*/{RESULT}")]
-        return sorted((folder.parent.name, step_of(folder), folder) for folder in folders)
+        return sorted(self.run.evaluation_folders())
 
     def tokenizer(self) -> Path | None:
         """A model folder with the tokenizer of its attempts; None where there is none (any more)."""

@@ -249,7 +249,7 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
 def _add_input(
     sheet: Datasheet, section: InputSection, path: str, role: str, rows: int, columns: ProblemColumns
 ) -> None:
-    digest, size = fingerprint(path) or (None, None)
+    digest, size = fingerprint(path)
     sheet.inputs.append(
         {
             "name": section.name,

@@ -175,7 +175,7 @@ def check_file(
     has no row. Source: ours."""
     ids, is_asked = {problem.id for problem in held_out}, asked_under_another_system(held_out)
     report = FileReport(file=path, unit=wording.unit)
-    report.sha256 = (fingerprint(path) or (None,))[0]
+    report.sha256, _ = fingerprint(path)
     index = BenchmarkIndex(benchmarks)
     report.compared_with = dict(index.sizes())
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:

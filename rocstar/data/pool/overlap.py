@@ -15,6 +15,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -129,7 +130,7 @@ class Match:
         return f"{self.likeness:.2f} of the text is that of {self.name}, same answer {self.answer}"
 
 
-class QuestionIndex:
+class QuestionIndex(AbstractContextManager["QuestionIndex"]):
     """Every question kept so far, in an SQLite file on disk, so that memory does not grow with their number. Use as a
     context manager; the file is the caller's to delete.
 
@@ -146,9 +147,6 @@ class QuestionIndex:
         self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         self._database.execute("BEGIN")
         self._count = 0
-
-    def __enter__(self) -> QuestionIndex:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._database.close()

@@ -28,7 +28,7 @@ from statistics import fmean
 from typing import Any
 
 from rocstar.errors import ConfigError, DataError
-from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
+from rocstar.evaluation.benchmark import BenchmarkFile, Rows, column, lines
 from rocstar.evaluation.intervals import figure, mean_over_problems
 from rocstar.evaluation.scoring import Scorer, judged, ratio
 from rocstar.types import Group, Outcome, Problem, Trajectory, problem_id
@@ -250,16 +250,15 @@ def columns(file: BenchmarkFile) -> list[str]:
 
 def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
     """Raises DataError."""
-    return [_problem(file, part, where, row) for part, where, row in lines(rows, file.files)]
-
-
-def _problem(file: BenchmarkFile, part: str, where: str, row: Row) -> Problem:
-    question = str(column(row, file.question, where))
-    names, arguments = column(row, "instruction_id_list", where), column(row, "kwargs", where)
-    if not isinstance(names, list) or not isinstance(arguments, list) or len(names) != len(arguments):
-        raise DataError(f"{where}: instruction_id_list and kwargs are not two lists of one length.")
-    metadata = {"instructions": names, "arguments": arguments}
-    return Problem(id=problem_id(question), question=question, answer="", source=part, metadata=metadata)
+    found = []
+    for part, where, row in lines(rows, file.files):
+        question = str(column(row, file.question, where))
+        names, arguments = column(row, "instruction_id_list", where), column(row, "kwargs", where)
+        if not isinstance(names, list) or not isinstance(arguments, list) or len(names) != len(arguments):
+            raise DataError(f"{where}: instruction_id_list and kwargs are not two lists of one length.")
+        metadata = {"instructions": names, "arguments": arguments}
+        found.append(Problem(id=problem_id(question), question=question, answer="", source=part, metadata=metadata))
+    return found
 
 
 def check() -> None:
