@@ -15,6 +15,7 @@ from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import known
 from rocstar.support.child import child_environment
 from rocstar.support.exits import INTERRUPTED
+from tests.commands import json_of
 from tests.dialogue.folders import LLAMA, THINKING, byte_level, folder_of
 
 ROWS = [{"question": "How many legs do two cats have?", "answer": "8"}, {"question": "How much is it?", "answer": "x"}]
@@ -85,15 +86,13 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
     assert never_silent.called
     assert "«<|im_end|>»" in capsys.readouterr().out
     file.write_text(file.read_text() + "{broken\n")
-    assert run(["data", "check", str(file), "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
+    told = json_of(capsys, "data", "check", str(file), code=2)
     assert (told["rows"], told["bad"]["rows"]) == (3, 1)
     file.write_text(file.read_text() + "".join(f'{{"question": "q", "answer": [{n}]}}\n' for n in range(7)))
     assert run(["data", "check", str(file)]) == 2
     shown = capsys.readouterr().out
     assert shown.count('field "answer"') == 4 and shown.count("and 3 more") == 1, "five are shown"
-    assert run(["data", "check", str(file), "--json"]) == 2
-    lines = json.loads(capsys.readouterr().out)["bad"]["lines"]
+    lines = json_of(capsys, "data", "check", str(file), code=2)["bad"]["lines"]
     assert sorted(line for of in lines.values() for line in of) == [*range(3, 11)] and "line N, " in list(lines)[-1], (
         "all are given"
     )
@@ -105,8 +104,7 @@ def test_data_check_tells_of_references_that_are_right_backwards(
     file = folder / "rows.jsonl"
     answers = ["3, 5, 9", "abc", "stop", "12", "5, 5", "(1, 2)"]
     file.write_text("".join(json.dumps({"question": f"q {each}", "answer": each}) + "\n" for each in answers))
-    assert run(["data", "check", str(file), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["reordered"]
+    told = json_of(capsys, "data", "check", str(file))["reordered"]
     assert told["examples"] == ['line 1: "9, 5, 3" for "3, 5, 9"', 'line 2: "cba" for "abc"']
     assert run(["data", "check", str(file), "evaluate.verifier=boxed_text"]) == 0
     assert "backwards" not in capsys.readouterr().out
@@ -127,8 +125,7 @@ def test_special_tokens_of_the_model_are_marked(
     folder_of(model, template, eos_token=tokens[-1])
     (model / "config.json").write_text("{}")
     command = ["data", "check", str(folder / "rows.jsonl"), "--template", "model", f"model.path='{model}'"]
-    assert run([*command, "rollout.max_turns=1", "--json"]) == 0
-    prompt = json.loads(capsys.readouterr().out)["prompt"]
+    prompt = json_of(capsys, *command, "rollout.max_turns=1")["prompt"]
     for token in tokens:
         assert prompt.count(f"«{token}»") == prompt.count(token) > 0
     assert "\nHow many legs do two cats have?«" in prompt
@@ -158,9 +155,8 @@ def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.C
         most = limit and f"data.max_prompt_tokens = {limit}\n"
         (folder / "run.toml").write_text(f'model.path = "{folder / "model"}"\n{most}{stage}')
         capsys.readouterr()
-        assert run(["data", "check", str(file), "--recipe", str(folder / "run.toml"), "--json"]) == 2
-        told = json.loads(capsys.readouterr().out)["bad"]["examples"]
-        found = re.findall(r"line (\d).*?(a prompt of|tools_kwargs for python)", "\n".join(told))
+        report = json_of(capsys, "data", "check", str(file), "--recipe", str(folder / "run.toml"), code=2)
+        found = re.findall(r"line (\d).*?(a prompt of|tools_kwargs for python)", "\n".join(report["bad"]["examples"]))
         assert list(map(" ".join, found)) == refused_rows
 
 
@@ -175,8 +171,7 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
         '[[stage]]\nname = "cold"\nkind = "sft"\nsteps = 1\n[[stage]]\nname = "rl"\nkind = "rl"\nsteps = 1\n'
     )
     (folder / "run.toml").write_text(recipe)
-    assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json_of(capsys, "data", "check", "rows.jsonl", "--recipe", "run.toml")
     assert (told["columns"]["question"], told["columns"]["answer"]) == (["ask"], "says")
     assert told["prompt"] == "<|im_start|>user\n1 + 1?«<|im_end|>»\n<|im_start|>assistant\n"
     assert told["held_out"]["rows"] == 0

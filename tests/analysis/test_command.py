@@ -17,12 +17,12 @@ from rocstar.evaluation.contamination import trained_questions
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from tests.analysis.rows import attempt, turn, written
+from tests.commands import json_of
 from tests.tiny_run import finished_run
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert run(["analyze", *arguments, "--json"]) == 0
-    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    (report,) = json_of(capsys, "analyze", *arguments)["reports"]
     return dict(report)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rocstar.cli import main as cli
 from rocstar.support.exits import FAILED, OK, USAGE
+from tests.commands import json_of
 
 
 @pytest.fixture
@@ -36,8 +37,7 @@ def test_verify_shows_each_case_and_a_summary(cases: str, capsys: pytest.Capture
 
 
 def test_verify_prints_one_json_object(cases: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["verify", "--cases", cases, "--json", "--strict"]) == OK
-    shown = json.loads(capsys.readouterr().out)
+    shown = json_of(capsys, "verify", "--cases", cases, "--strict")
     assert [row["method"] for row in shown["rows"]] == ["no_answer"] * 3
     assert shown["summary"]["wrong"] == 3
 
@@ -88,8 +88,7 @@ def test_a_reward_alone_is_tried_on_problems(
         ]
     file = modules / f"problems.{form}"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert cli.run(["reward", "test", "reward_of_a_test.py:within", "--data", str(file), "--json"]) == OK
-    shown = json.loads(capsys.readouterr().out)
+    shown = json_of(capsys, "reward", "test", "reward_of_a_test.py:within", "--data", str(file))
     assert shown["summary"]["agreement"] == 1.0 and shown["summary"]["cases"] == 6
     assert [row["text"] for row in shown["rows"]][:2] == ["<answer>\\boxed{2}</answer>", "<answer>\\boxed{3}</answer>"]
     assert [row["expected"] for row in shown["rows"]] == ["right", "wrong"] * 3
@@ -102,8 +101,7 @@ def test_problems_may_have_other_columns_and_no_expected_verdict(
 ) -> None:
     (tmp_path / "p.jsonl").write_text('{"ask": "1+1?", "is": "2"}\n')
     command = ["reward", "test", "rocstar.adapters.rewards:compute_score", "--data", f"{tmp_path}/p.jsonl"]
-    assert cli.run([*command, "--question", "ask", "--gold", "is", "--json"]) == OK
-    assert json.loads(capsys.readouterr().out)["summary"]["agreement"] == 1.0
+    assert json_of(capsys, *command, "--question", "ask", "--gold", "is")["summary"]["agreement"] == 1.0
     assert cli.run([*command, "--question", "ask", "--expected", "good"]) == USAGE
     assert "--expected names a column of cases" in capsys.readouterr().err
 
@@ -138,7 +136,6 @@ def test_of_problems_without_a_reference_nothing_is_expected_and_their_own_colum
         "def f(completions, solution, **columns):\n    return [float(solution == ['2'])]\n"
     )
     asked = ["reward", "test", f"{tmp_path}/own_reward_for_a_test.py:f", "--data", f"{tmp_path}/p.jsonl", "--gold", ""]
-    assert cli.run([*asked, "--json"]) == OK
-    shown = json.loads(capsys.readouterr().out)
+    shown = json_of(capsys, *asked)
     assert [row["reward"] for row in shown["rows"]] == [1.0, 1.0]
     assert not any("expected" in row for row in shown["rows"]) and "agreement" not in shown["summary"]

@@ -31,17 +31,15 @@ from rocstar.evaluation.scorers.functions import (
 )
 from rocstar.evaluation.scorers.ifeval import CHECKS, IfevalScorer, check, follows, variants
 from rocstar.evaluation.scoring import Scorer, judged, ratio
-from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, Verdict
+from rocstar.types import Group, Problem, ToolCall, Trajectory, Verdict
+from tests.contracts import test_verifier as examples
 
 CODEC = CodePoints()
 PARTS: dict[str, Any] = {"codec": CODEC, "calls": HERMES, "recall": Recall()}
 
 
-def attempt(text: str, index: int = 0) -> Trajectory:
-    ids = tuple(CODEC.encode(text))
-    completion = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
-    turns = (Turn(completion=completion),)
-    return Trajectory(problem_id="p", index=index, prompt_ids=(), turns=turns, stop=Stop.ANSWERED)
+def attempt(text: str) -> Trajectory:
+    return examples.attempt(examples.turn(text))
 
 
 # IFEval: instruction, its arguments, answers that follow, answers that do not

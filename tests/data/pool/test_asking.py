@@ -12,6 +12,7 @@ pytest.importorskip("pyarrow")
 
 from rocstar.cli.main import run
 from rocstar.data.pool.rules import AnswerBook
+from tests.commands import json_of
 from tests.evaluation.served import served, text
 
 ROWS = {"What is two plus two?": "4", "What is two plus three?": "6", "What is one over three?": "\\frac{1}{3}"}
@@ -45,8 +46,7 @@ def test_an_evaluation_of_a_pool_answers_all_its_questions_and_wrong_labels_go(
         capsys.readouterr()
         assert run(["eval", "m", *asked, "--json"]) == 0
     attempts = json.loads(capsys.readouterr().out)["saved"] + "/samples.parquet"
-    assert run(["data", "build", "pool.toml", "out=checked", f"agreement.answers={attempts}", "--json"]) == 0
-    sheet = json.loads(capsys.readouterr().out)
+    sheet = json_of(capsys, "data", "build", "pool.toml", "out=checked", f"agreement.answers={attempts}")
     assert (sheet["kept"], sheet["agreement_unasked"], sheet["funnel"]["disagreement"]["s"]) == (2, 0, 1)
     (file,) = [file for file in sheet["inputs"] if file["role"] == "answers"]
     assert (file["path"], file["rows"]) == (attempts, 6)
