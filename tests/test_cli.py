@@ -26,6 +26,7 @@ from rocstar.record.folder import RunFolder
 from rocstar.sandbox.call import DaemonInfo, Isolation
 from rocstar.support import exits
 from tests.commands import json_of
+from tests.files import jsonl
 from tests.sandbox.scripted import ScriptedDaemon
 
 RECIPE = """\
@@ -207,9 +208,9 @@ SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 def test_a_prompt_of_messages_is_what_the_model_will_read(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     talk = [*SAID, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2?"}]
-    (workplace / "a.jsonl").write_text(json.dumps({"prompt": talk, "answer": "4"}) + "\n")
+    jsonl(workplace / "a.jsonl", {"prompt": talk, "answer": "4"})
     changes = ["data.source=files", "data.train_files=a.jsonl", "data.test_files=a.jsonl", "rollout.template=compact"]
-    (workplace / "b.jsonl").write_text(json.dumps({"messages": [*SAID, {"role": "assistant", "content": "2"}]}) + "\n")
+    jsonl(workplace / "b.jsonl", {"messages": [*SAID, {"role": "assistant", "content": "2"}]})
     told = ["train", "tiny.toml", *changes, "evaluate.problems=0", "sft.rows_file=b.jsonl", "--dry-run", "--json"]
     assert cli.run(told) == exits.OK
     assert json.loads(capsys.readouterr().out)["first_prompt"] == (
@@ -219,9 +220,9 @@ def test_a_prompt_of_messages_is_what_the_model_will_read(workplace: Path, capsy
 
 
 def test_rows_without_a_reference_need_a_reward_function(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (workplace / "a.jsonl").write_text(json.dumps({"prompt": SAID}) + "\n")
+    jsonl(workplace / "a.jsonl", {"prompt": SAID})
     (workplace / "without_reference.py").write_text("def right(completions): return [1.0]\n")
-    (workplace / "b.jsonl").write_text(json.dumps({"messages": [*SAID, {"role": "assistant", "content": "2"}]}) + "\n")
+    jsonl(workplace / "b.jsonl", {"messages": [*SAID, {"role": "assistant", "content": "2"}]})
     files = ["data.source=files", "data.train_files=a.jsonl", "data.columns.answer=", "evaluate.problems=0"]
     told = ["train", "tiny.toml", *files, "sft.rows_file=b.jsonl", "rollout.template=compact", "--dry-run"]
     assert cli.run(told) == exits.USAGE

@@ -17,6 +17,7 @@ from rocstar.support.child import child_environment
 from rocstar.support.exits import INTERRUPTED
 from tests.commands import json_of
 from tests.dialogue.folders import LLAMA, THINKING, byte_level, folder_of
+from tests.files import jsonl
 
 ROWS = [{"question": "How many legs do two cats have?", "answer": "8"}, {"question": "How much is it?", "answer": "x"}]
 RECIPE = '[[source]]\nname = "s"\npath = "rows.jsonl"\n'
@@ -24,7 +25,7 @@ RECIPE = '[[source]]\nname = "s"\npath = "rows.jsonl"\n'
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    jsonl(tmp_path / "rows.jsonl", *ROWS)
     (tmp_path / "pool.toml").write_text(RECIPE)
     return tmp_path
 
@@ -45,7 +46,7 @@ def test_data_build_compares_with_every_known_benchmark_that_is_there_and_names_
         ("aime25", "problem", ROWS[0]["question"]),
         ("aime24", "Frage", "Wie viel ist das?"),
     ):
-        (folder / "eval_math" / f"{name}.jsonl").write_text(json.dumps({column: question, "answer": "8"}) + "\n")
+        jsonl(folder / "eval_math" / f"{name}.jsonl", {column: question, "answer": "8"})
     own = '[[benchmark]]\nname = "mine"\npath = "eval_math/aime24.jsonl"\nquestion = "Frage"\n'  # as the recipe says
     (folder / "pool.toml").write_text(RECIPE + own)
     command = ["data", "build", f"{folder / 'pool.toml'}", f"data={folder}", f"out={folder / 'out'}"]
@@ -103,7 +104,7 @@ def test_data_check_tells_of_references_that_are_right_backwards(
 ) -> None:
     file = folder / "rows.jsonl"
     answers = ["3, 5, 9", "abc", "stop", "12", "5, 5", "(1, 2)"]
-    file.write_text("".join(json.dumps({"question": f"q {each}", "answer": each}) + "\n" for each in answers))
+    jsonl(file, *({"question": f"q {each}", "answer": each} for each in answers))
     told = json_of(capsys, "data", "check", str(file))["reordered"]
     assert told["examples"] == ['line 1: "9, 5, 3" for "3, 5, 9"', 'line 2: "cba" for "abc"']
     assert run(["data", "check", str(file), "evaluate.verifier=boxed_text"]) == 0
@@ -133,7 +134,7 @@ def test_special_tokens_of_the_model_are_marked(
 
 def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = folder / "rows.jsonl"
-    file.write_text(json.dumps({"question": "1 + 1?", "result": "2"}) + "\n")
+    jsonl(file, {"question": "1 + 1?", "result": "2"})
     with pytest.raises(DataError) as refused:
         load_problems(file)
     assert run(["data", "check", str(file)]) == 2
@@ -146,7 +147,7 @@ def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.C
     stage = '[[stage]]\nname = "rl"\nkind = "rl"\nsteps = 1\nrollout.max_response_tokens = 400\n'
     given = json.dumps({"tools_kwargs": json.dumps({"python": {"create_kwargs": {"a": 1}}})})
     rows = [{"question": "2?" * 100}, {"question": "2?" * 9000}, {"question": "3?", "extra_info": given}]
-    file.write_text("".join(json.dumps(row | {"answer": "2"}) + "\n" for row in rows))
+    jsonl(file, *(row | {"answer": "2"} for row in rows))
     (folder / "run.toml").write_text(f'model.path = "{folder / "model"}"\n{stage.replace("400", "9001")}')
     assert run(["data", "check", str(file), "--recipe", str(folder / "run.toml")]) == 2
     assert "max_response_tokens leave 0; lower rollout.max_response_tokens." in capsys.readouterr().out  # leave -1
@@ -164,7 +165,7 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    (folder / "rows.jsonl").write_text(json.dumps({"ask": "1 + 1?", "says": "2"}) + "\n")
+    jsonl(folder / "rows.jsonl", {"ask": "1 + 1?", "says": "2"})
     recipe = (
         '[data]\nsource = "files"\ntrain_files = ["rows.jsonl"]\n[data.columns]\nquestion = "ask"\nanswer = "says"\n'
         '[evaluate]\nverifier = "boxed_text"\n[rollout]\ntemplate = "compact"\n'
@@ -181,7 +182,7 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
     told = "      1 held out by the recipe, and so not learnt from\n          line 1: 1 + 1?\n"
     assert told in capsys.readouterr().out
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
-    (folder / "test.jsonl").write_text(json.dumps({"ask": said, "says": "2"}) + "\n")
+    jsonl(folder / "test.jsonl", {"ask": said, "says": "2"})
     assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml"]) == 0
     told = "      1 held-out questions under another system text, which are learnt from\n          line 1: 1 + 1?\n"
     assert told in capsys.readouterr().out

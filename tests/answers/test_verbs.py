@@ -9,6 +9,7 @@ import pytest
 from rocstar.cli import main as cli
 from rocstar.support.exits import FAILED, OK, USAGE
 from tests.commands import json_of
+from tests.files import jsonl
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def cases(tmp_path: Path) -> str:
         {"text": r"\boxed{x}", "gold": "9^{9^{9^{9}}}", "good": False},
     ]
     file = tmp_path / "cases.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(file, *rows)
     return str(file)
 
 
@@ -87,7 +88,7 @@ def test_a_reward_alone_is_tried_on_problems(
             for row, (prompt, model) in zip(ROWS, told, strict=True)
         ]
     file = modules / f"problems.{form}"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(file, *rows)
     shown = json_of(capsys, "reward", "test", "reward_of_a_test.py:within", "--data", str(file))
     assert shown["summary"]["agreement"] == 1.0 and shown["summary"]["cases"] == 6
     assert [row["text"] for row in shown["rows"]][:2] == ["<answer>\\boxed{2}</answer>", "<answer>\\boxed{3}</answer>"]
@@ -120,7 +121,7 @@ def test_a_graded_reward_is_compared_with_the_grade_that_somebody_expected(
 ) -> None:
     (tmp_path / "half_reward_for_a_test.py").write_text("def f(completions, grade, **columns):\n    return [0.5]\n")
     data = tmp_path / "graded.jsonl"
-    data.write_text("".join(json.dumps({"text": "1", "gold": "2", "grade": grade}) + "\n" for grade in (0.5, 1, 0.25)))
+    jsonl(data, *({"text": "1", "gold": "2", "grade": grade} for grade in (0.5, 1, 0.25)))
     asked = ["reward", "test", f"{tmp_path}/half_reward_for_a_test.py:f", "--data", str(data)]
     assert cli.run([*asked, "--expected", "grade", "--limit", "2"]) == OK
     assert "expected: 2\nagreed: 1\n" in capsys.readouterr().out

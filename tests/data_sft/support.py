@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -65,13 +64,6 @@ def read(layout: str, row: dict[str, Any]) -> Chat:
     if isinstance(made, Refused):
         raise made
     return made
-
-
-def written(path: Path, *rows: Any) -> Path:
-    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8") as file:
-        file.write(text)
-    return path
 
 
 def built(

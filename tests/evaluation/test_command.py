@@ -22,6 +22,7 @@ from pyarrow.parquet import read_table
 from safetensors.torch import load_file, save_file
 
 from rocstar.evaluation import subject
+from tests.files import jsonl
 
 FEW = ["--max-response-tokens", "8", "--template", "compact", "sandbox.preload=[]", "sandbox.slots=1"]
 
@@ -32,7 +33,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, question in (("gsm8k", "1+1?"), ("math", "2+1?")):
         (tmp_path / name).mkdir()
         rows = [{"question": question, "answer": "2"}, {"question": "3+1?", "answer": "4"}]
-        (tmp_path / name / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        jsonl(tmp_path / name / "test.jsonl", *rows)
     return tmp_path
 
 

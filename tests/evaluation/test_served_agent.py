@@ -19,6 +19,7 @@ from rocstar.record.rollouts import read_table
 from rocstar.support import exits
 from rocstar.support.screen import Screen
 from tests.evaluation.served import Said, served, text
+from tests.files import jsonl
 from tests.tutorials.session import commands
 
 pytest.importorskip("torch")
@@ -37,7 +38,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(12)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(tmp_path / "t.jsonl", *rows)
     (tmp_path / "served.py").write_text(REWARD)
     return tmp_path
 
