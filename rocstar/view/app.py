@@ -209,7 +209,7 @@ def run(state: AppState, request: Request) -> Any:
         "identity": source.run.identity,
         "settings": read_json(source.run.resolved) if source.run.resolved.is_file() else {},
         "events": read_journal(source.run.events)[-EVENTS_SHOWN:],
-        "rollouts": sorted(file.step for file in source.attempt_files() if file.part == "rollouts"),
+        "rollouts": sorted(step for part, step, _ in source.attempt_files() if part == "rollouts"),
         "broken_lines": curves.broken,
     }
 
