@@ -89,9 +89,7 @@ def real(*parts: str) -> Path:
 def shown(conversation: Chat) -> list[tuple[str, Any]]:
     """(role, content or calls) of each message; the conversation must be sound."""
     check(conversation, CHAT.markers)
-    return [
-        (str(m.role), [(c.name, c.arguments) for c in m.calls] if m.calls else m.content) for m in conversation.messages
-    ]
+    return [(str(m.role), list(m.calls) if m.calls else m.content) for m in conversation.messages]
 
 
 def reason(layout: str, row: dict[str, Any]) -> Refusal:
