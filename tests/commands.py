@@ -13,5 +13,11 @@ from rocstar.support.exits import OK
 
 def json_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = OK) -> Any:
     """What a command prints with --json, and nothing else since the last look."""
-    assert run([*arguments, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
+    return json_and_words(capsys, *arguments, code=code)[0]
+
+
+def json_and_words(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = OK) -> tuple[Any, str]:
+    """And what it says beside it."""
+    status, told = run([*arguments, "--json"]), capsys.readouterr()
+    assert status == code, told.err
+    return json.loads(told.out), told.err

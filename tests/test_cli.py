@@ -25,7 +25,7 @@ from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.sandbox.call import DaemonInfo, Isolation
 from rocstar.support import exits
-from tests.commands import json_of
+from tests.commands import json_and_words, json_of
 from tests.files import jsonl
 from tests.sandbox.scripted import ScriptedDaemon
 
@@ -260,9 +260,7 @@ def test_a_plan_counts_the_problems_that_are_there_or_what_the_recipe_says_where
 def planned(*settings: str, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
     """The plan, and what was said beside it."""
     few = ("rollout.attempts_per_problem=2", "resample.keep=2", *settings)
-    assert cli.run(["plan", "tiny.toml", *few, "--json"]) == exits.OK
-    told = capsys.readouterr()
-    return json.loads(told.out), told.err
+    return json_and_words(capsys, "plan", "tiny.toml", *few)
 
 
 def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import known
 from rocstar.support.child import child_environment
 from rocstar.support.exits import INTERRUPTED
-from tests.commands import json_of
+from tests.commands import json_and_words, json_of
 from tests.dialogue.folders import LLAMA, THINKING, byte_level, folder_of
 from tests.files import jsonl
 
@@ -72,10 +72,10 @@ def test_data_check_against_a_pool_recipe_compares_with_the_known_benchmarks_too
     rows = json.dumps({"problem": ROWS[0]["question"], "answer": "8"}) + "\n"
     (folder / "eval_math" / "hmmt_feb_2025.jsonl").write_text(rows)
     (folder / "pool.toml").write_text(f'data = "{folder}"\n' + RECIPE)
-    assert run(["data", "check", str(folder / "rows.jsonl"), "--against", str(folder / "pool.toml"), "--json"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["overlaps_by_benchmark"] == {"hmmt_feb_2025": 1}
-    assert "not compared with aime25: " in told.err
+    against = ("--against", str(folder / "pool.toml"))
+    found, told = json_and_words(capsys, "data", "check", str(folder / "rows.jsonl"), *against)
+    assert found["overlaps_by_benchmark"] == {"hmmt_feb_2025": 1}
+    assert "not compared with aime25: " in told
 
 
 def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(

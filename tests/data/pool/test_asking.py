@@ -45,8 +45,7 @@ def test_an_evaluation_of_a_pool_answers_all_its_questions_and_wrong_labels_go(
     with served(answers) as model:
         asked = ["--endpoint", model.url, "--data", "unchecked/problems.jsonl", "--n", "2", "--max-turns", "1"]
         capsys.readouterr()
-        assert run(["eval", "m", *asked, "--json"]) == 0
-    attempts = json.loads(capsys.readouterr().out)["saved"] + "/samples.parquet"
+        attempts = json_of(capsys, "eval", "m", *asked)["saved"] + "/samples.parquet"
     sheet = json_of(capsys, "data", "build", "pool.toml", "out=checked", f"agreement.answers={attempts}")
     assert (sheet["kept"], sheet["agreement_unasked"], sheet["funnel"]["disagreement"]["s"]) == (2, 0, 1)
     (file,) = [file for file in sheet["inputs"] if file["role"] == "answers"]
