@@ -25,6 +25,8 @@ from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.sandbox.call import DaemonInfo, Isolation
 from rocstar.support import exits
+from tests.commands import json_and_words, json_of
+from tests.files import jsonl
 from tests.sandbox.scripted import ScriptedDaemon
 
 RECIPE = """\
@@ -138,13 +140,10 @@ def test_json_is_one_object_on_stdout_and_runs_are_listed_where_they_are_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_with(monkeypatch, finish)
-    assert cli.run(["train", "tiny.toml", "--json"]) == exits.OK
-    trained = json.loads(capsys.readouterr().out)
-    assert cli.run(["runs", "show", "last", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out) == trained
+    trained = json_of(capsys, "train", "tiny.toml")
+    assert json_of(capsys, "runs", "show", "last") == trained
     assert trained["summary"]["accuracy_after"]["interval"] == [0.96, 0.99]
-    assert cli.run(["runs", "list", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out) == {"runs": [trained], "may_not_be_read": []}
+    assert json_of(capsys, "runs", "list") == {"runs": [trained], "may_not_be_read": []}
     assert cli.run(["train", "tiny.toml"]) == exits.OK
     assert cli.run(["runs", "list"]) == exits.OK
     listed = capsys.readouterr().out
@@ -199,11 +198,9 @@ def test_a_dry_run_shows_the_first_prompt_as_the_model_will_read_it(capsys: pyte
     assert cli.run(["train", "tiny.toml", "rollout.template=paper", "--dry-run"]) == exits.OK
     _, _, prompt = capsys.readouterr().err.partition("the first prompt, as the model will read it:\n")
     assert prompt.startswith("<|im_start|>system\nThe User brings") and '"name": "python"' in prompt
-    assert cli.run(["train", "tiny.toml", "rollout.template=paper", "--dry-run", "--json"]) == exits.OK
-    shown = json.loads(capsys.readouterr().out)["first_prompt"]
+    shown = json_of(capsys, "train", "tiny.toml", "rollout.template=paper", "--dry-run")["first_prompt"]
     assert shown.endswith("<|im_start|>assistant\n<reason>") and prompt.startswith(shown)
-    assert cli.run(["sft", "tiny.toml", "evaluate.problems=0", "--dry-run", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["first_prompt"] is None
+    assert json_of(capsys, "sft", "tiny.toml", "evaluate.problems=0", "--dry-run")["first_prompt"] is None
 
 
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
@@ -211,9 +208,9 @@ SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 def test_a_prompt_of_messages_is_what_the_model_will_read(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     talk = [*SAID, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2?"}]
-    (workplace / "a.jsonl").write_text(json.dumps({"prompt": talk, "answer": "4"}) + "\n")
+    jsonl(workplace / "a.jsonl", {"prompt": talk, "answer": "4"})
     changes = ["data.source=files", "data.train_files=a.jsonl", "data.test_files=a.jsonl", "rollout.template=compact"]
-    (workplace / "b.jsonl").write_text(json.dumps({"messages": [*SAID, {"role": "assistant", "content": "2"}]}) + "\n")
+    jsonl(workplace / "b.jsonl", {"messages": [*SAID, {"role": "assistant", "content": "2"}]})
     told = ["train", "tiny.toml", *changes, "evaluate.problems=0", "sft.rows_file=b.jsonl", "--dry-run", "--json"]
     assert cli.run(told) == exits.OK
     assert json.loads(capsys.readouterr().out)["first_prompt"] == (
@@ -223,9 +220,9 @@ def test_a_prompt_of_messages_is_what_the_model_will_read(workplace: Path, capsy
 
 
 def test_rows_without_a_reference_need_a_reward_function(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (workplace / "a.jsonl").write_text(json.dumps({"prompt": SAID}) + "\n")
+    jsonl(workplace / "a.jsonl", {"prompt": SAID})
     (workplace / "without_reference.py").write_text("def right(completions): return [1.0]\n")
-    (workplace / "b.jsonl").write_text(json.dumps({"messages": [*SAID, {"role": "assistant", "content": "2"}]}) + "\n")
+    jsonl(workplace / "b.jsonl", {"messages": [*SAID, {"role": "assistant", "content": "2"}]})
     files = ["data.source=files", "data.train_files=a.jsonl", "data.columns.answer=", "evaluate.problems=0"]
     told = ["train", "tiny.toml", *files, "sft.rows_file=b.jsonl", "rollout.template=compact", "--dry-run"]
     assert cli.run(told) == exits.USAGE
@@ -263,9 +260,7 @@ def test_a_plan_counts_the_problems_that_are_there_or_what_the_recipe_says_where
 def planned(*settings: str, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
     """The plan, and what was said beside it."""
     few = ("rollout.attempts_per_problem=2", "resample.keep=2", *settings)
-    assert cli.run(["plan", "tiny.toml", *few, "--json"]) == exits.OK
-    told = capsys.readouterr()
-    return json.loads(told.out), told.err
+    return json_and_words(capsys, "plan", "tiny.toml", *few)
 
 
 def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,8 +327,7 @@ def test_a_resumed_run_may_learn_on_another_cluster(
         assert cli.run(["train", "--resume", "tiny", *given]) == exits.OK
     assert seen == [2, 1, 2]
     capsys.readouterr()
-    assert cli.run(["train", "--resume", "tiny", "cluster.learners=3", "--dry-run", "--json"]) == exits.OK
-    found = json.loads(capsys.readouterr().out)
+    found = json_of(capsys, "train", "--resume", "tiny", "cluster.learners=3", "--dry-run")
     assert found["settings"]["cluster"]["learners"] == 3
     assert {row["key"]: row["source"] for row in found["differs"]}["rollout.max_response_tokens"] == "run tiny"
     assert cli.run(["train", "--resume", "tiny", "cluster.learner=1"]) == exits.USAGE
@@ -494,8 +488,7 @@ def test_an_evaluation_is_a_table_or_one_object(
     assert (asked["model"], asked["data"], asked["n"]) == ("last", "t.jsonl", 4)
     assert asked["question"] == ["Body", "Question"]
     assert (asked["template"], asked["settings"]) == ("papr", [asking[-1]])
-    assert cli.run(["eval", "last", "--data", "t.jsonl", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["avg@4"]["n"] == 30
+    assert json_of(capsys, "eval", "last", "--data", "t.jsonl")["avg@4"]["n"] == 30
 
 
 def test_a_broken_run_keeps_no_other_from_being_listed(
@@ -507,8 +500,7 @@ def test_a_broken_run_keeps_no_other_from_being_listed(
     Path("runs/torn/run.json").write_text("{")
     Path("runs/latest").symlink_to("tiny")
     capsys.readouterr()
-    assert cli.run(["runs", "list", "--json"]) == exits.OK
-    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
+    listed = {row["name"]: row for row in json_of(capsys, "runs", "list")["runs"]}
     assert list(listed) == ["latest", "tiny", "torn"]
     assert "run.json does not hold a JSON object" in listed["torn"]["broken"]
     Path("runs/twin").mkdir()
@@ -516,8 +508,7 @@ def test_a_broken_run_keeps_no_other_from_being_listed(
     assert cli.run(["runs", "list"]) == exits.OK
     told = capsys.readouterr()
     assert "torn cannot be read" in told.out and told.err == "1 folder may not be read by this user: runs/twin\n"
-    assert cli.run(["runs", "list", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["may_not_be_read"] == ["runs/twin"]
+    assert json_of(capsys, "runs", "list")["may_not_be_read"] == ["runs/twin"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

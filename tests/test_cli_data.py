@@ -15,7 +15,9 @@ from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import known
 from rocstar.support.child import child_environment
 from rocstar.support.exits import INTERRUPTED
+from tests.commands import json_and_words, json_of
 from tests.dialogue.folders import LLAMA, THINKING, byte_level, folder_of
+from tests.files import jsonl
 
 ROWS = [{"question": "How many legs do two cats have?", "answer": "8"}, {"question": "How much is it?", "answer": "x"}]
 RECIPE = '[[source]]\nname = "s"\npath = "rows.jsonl"\n'
@@ -23,7 +25,7 @@ RECIPE = '[[source]]\nname = "s"\npath = "rows.jsonl"\n'
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    jsonl(tmp_path / "rows.jsonl", *ROWS)
     (tmp_path / "pool.toml").write_text(RECIPE)
     return tmp_path
 
@@ -44,7 +46,7 @@ def test_data_build_compares_with_every_known_benchmark_that_is_there_and_names_
         ("aime25", "problem", ROWS[0]["question"]),
         ("aime24", "Frage", "Wie viel ist das?"),
     ):
-        (folder / "eval_math" / f"{name}.jsonl").write_text(json.dumps({column: question, "answer": "8"}) + "\n")
+        jsonl(folder / "eval_math" / f"{name}.jsonl", {column: question, "answer": "8"})
     own = '[[benchmark]]\nname = "mine"\npath = "eval_math/aime24.jsonl"\nquestion = "Frage"\n'  # as the recipe says
     (folder / "pool.toml").write_text(RECIPE + own)
     command = ["data", "build", f"{folder / 'pool.toml'}", f"data={folder}", f"out={folder / 'out'}"]
@@ -70,10 +72,10 @@ def test_data_check_against_a_pool_recipe_compares_with_the_known_benchmarks_too
     rows = json.dumps({"problem": ROWS[0]["question"], "answer": "8"}) + "\n"
     (folder / "eval_math" / "hmmt_feb_2025.jsonl").write_text(rows)
     (folder / "pool.toml").write_text(f'data = "{folder}"\n' + RECIPE)
-    assert run(["data", "check", str(folder / "rows.jsonl"), "--against", str(folder / "pool.toml"), "--json"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["overlaps_by_benchmark"] == {"hmmt_feb_2025": 1}
-    assert "not compared with aime25: " in told.err
+    against = ("--against", str(folder / "pool.toml"))
+    found, told = json_and_words(capsys, "data", "check", str(folder / "rows.jsonl"), *against)
+    assert found["overlaps_by_benchmark"] == {"hmmt_feb_2025": 1}
+    assert "not compared with aime25: " in told
 
 
 def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
@@ -85,15 +87,13 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
     assert never_silent.called
     assert "«<|im_end|>»" in capsys.readouterr().out
     file.write_text(file.read_text() + "{broken\n")
-    assert run(["data", "check", str(file), "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
+    told = json_of(capsys, "data", "check", str(file), code=2)
     assert (told["rows"], told["bad"]["rows"]) == (3, 1)
     file.write_text(file.read_text() + "".join(f'{{"question": "q", "answer": [{n}]}}\n' for n in range(7)))
     assert run(["data", "check", str(file)]) == 2
     shown = capsys.readouterr().out
     assert shown.count('field "answer"') == 4 and shown.count("and 3 more") == 1, "five are shown"
-    assert run(["data", "check", str(file), "--json"]) == 2
-    lines = json.loads(capsys.readouterr().out)["bad"]["lines"]
+    lines = json_of(capsys, "data", "check", str(file), code=2)["bad"]["lines"]
     assert sorted(line for of in lines.values() for line in of) == [*range(3, 11)] and "line N, " in list(lines)[-1], (
         "all are given"
     )
@@ -104,9 +104,8 @@ def test_data_check_tells_of_references_that_are_right_backwards(
 ) -> None:
     file = folder / "rows.jsonl"
     answers = ["3, 5, 9", "abc", "stop", "12", "5, 5", "(1, 2)"]
-    file.write_text("".join(json.dumps({"question": f"q {each}", "answer": each}) + "\n" for each in answers))
-    assert run(["data", "check", str(file), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["reordered"]
+    jsonl(file, *({"question": f"q {each}", "answer": each} for each in answers))
+    told = json_of(capsys, "data", "check", str(file))["reordered"]
     assert told["examples"] == ['line 1: "9, 5, 3" for "3, 5, 9"', 'line 2: "cba" for "abc"']
     assert run(["data", "check", str(file), "evaluate.verifier=boxed_text"]) == 0
     assert "backwards" not in capsys.readouterr().out
@@ -127,8 +126,7 @@ def test_special_tokens_of_the_model_are_marked(
     folder_of(model, template, eos_token=tokens[-1])
     (model / "config.json").write_text("{}")
     command = ["data", "check", str(folder / "rows.jsonl"), "--template", "model", f"model.path='{model}'"]
-    assert run([*command, "rollout.max_turns=1", "--json"]) == 0
-    prompt = json.loads(capsys.readouterr().out)["prompt"]
+    prompt = json_of(capsys, *command, "rollout.max_turns=1")["prompt"]
     for token in tokens:
         assert prompt.count(f"«{token}»") == prompt.count(token) > 0
     assert "\nHow many legs do two cats have?«" in prompt
@@ -136,7 +134,7 @@ def test_special_tokens_of_the_model_are_marked(
 
 def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = folder / "rows.jsonl"
-    file.write_text(json.dumps({"question": "1 + 1?", "result": "2"}) + "\n")
+    jsonl(file, {"question": "1 + 1?", "result": "2"})
     with pytest.raises(DataError) as refused:
         load_problems(file)
     assert run(["data", "check", str(file)]) == 2
@@ -149,7 +147,7 @@ def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.C
     stage = '[[stage]]\nname = "rl"\nkind = "rl"\nsteps = 1\nrollout.max_response_tokens = 400\n'
     given = json.dumps({"tools_kwargs": json.dumps({"python": {"create_kwargs": {"a": 1}}})})
     rows = [{"question": "2?" * 100}, {"question": "2?" * 9000}, {"question": "3?", "extra_info": given}]
-    file.write_text("".join(json.dumps(row | {"answer": "2"}) + "\n" for row in rows))
+    jsonl(file, *(row | {"answer": "2"} for row in rows))
     (folder / "run.toml").write_text(f'model.path = "{folder / "model"}"\n{stage.replace("400", "9001")}')
     assert run(["data", "check", str(file), "--recipe", str(folder / "run.toml")]) == 2
     assert "max_response_tokens leave 0; lower rollout.max_response_tokens." in capsys.readouterr().out  # leave -1
@@ -158,9 +156,8 @@ def test_data_check_refuses_what_training_refuses(folder: Path, capsys: pytest.C
         most = limit and f"data.max_prompt_tokens = {limit}\n"
         (folder / "run.toml").write_text(f'model.path = "{folder / "model"}"\n{most}{stage}')
         capsys.readouterr()
-        assert run(["data", "check", str(file), "--recipe", str(folder / "run.toml"), "--json"]) == 2
-        told = json.loads(capsys.readouterr().out)["bad"]["examples"]
-        found = re.findall(r"line (\d).*?(a prompt of|tools_kwargs for python)", "\n".join(told))
+        report = json_of(capsys, "data", "check", str(file), "--recipe", str(folder / "run.toml"), code=2)
+        found = re.findall(r"line (\d).*?(a prompt of|tools_kwargs for python)", "\n".join(report["bad"]["examples"]))
         assert list(map(" ".join, found)) == refused_rows
 
 
@@ -168,15 +165,14 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    (folder / "rows.jsonl").write_text(json.dumps({"ask": "1 + 1?", "says": "2"}) + "\n")
+    jsonl(folder / "rows.jsonl", {"ask": "1 + 1?", "says": "2"})
     recipe = (
         '[data]\nsource = "files"\ntrain_files = ["rows.jsonl"]\n[data.columns]\nquestion = "ask"\nanswer = "says"\n'
         '[evaluate]\nverifier = "boxed_text"\n[rollout]\ntemplate = "compact"\n'
         '[[stage]]\nname = "cold"\nkind = "sft"\nsteps = 1\n[[stage]]\nname = "rl"\nkind = "rl"\nsteps = 1\n'
     )
     (folder / "run.toml").write_text(recipe)
-    assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json_of(capsys, "data", "check", "rows.jsonl", "--recipe", "run.toml")
     assert (told["columns"]["question"], told["columns"]["answer"]) == (["ask"], "says")
     assert told["prompt"] == "<|im_start|>user\n1 + 1?«<|im_end|>»\n<|im_start|>assistant\n"
     assert told["held_out"]["rows"] == 0
@@ -186,7 +182,7 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
     told = "      1 held out by the recipe, and so not learnt from\n          line 1: 1 + 1?\n"
     assert told in capsys.readouterr().out
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
-    (folder / "test.jsonl").write_text(json.dumps({"ask": said, "says": "2"}) + "\n")
+    jsonl(folder / "test.jsonl", {"ask": said, "says": "2"})
     assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml"]) == 0
     told = "      1 held-out questions under another system text, which are learnt from\n          line 1: 1 + 1?\n"
     assert told in capsys.readouterr().out

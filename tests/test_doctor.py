@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from rocstar.cli.verbs.doctor import State, findings
 from rocstar.sandbox import container
 from rocstar.support import exits
 from rocstar.support.exits import install_command
+from tests.commands import json_of
 
 
 def test_a_machine_that_runs_these_tests_can_train(tmp_path: Path) -> None:
@@ -85,5 +85,4 @@ def test_json_is_one_object_and_a_machine_that_cannot_train_ends_with_3(
 ) -> None:
     lacking = doctor.Finding(name="sandbox", state=State.MISSING, found="no namespaces", remedy="see docs")
     monkeypatch.setattr(doctor, "findings", lambda runs: iter([lacking]))
-    assert run(["doctor", "--json"]) == 3
-    assert json.loads(capsys.readouterr().out)["findings"][0]["found"] == "no namespaces"
+    assert json_of(capsys, "doctor", code=3)["findings"][0]["found"] == "no namespaces"

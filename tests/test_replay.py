@@ -17,6 +17,7 @@ from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import attempts_table, read_table, write_parquet
 from rocstar.run.replay import _other_columns
 from rocstar.support import exits
+from tests.files import jsonl
 from tests.record.examples import attempts_of, resampled
 from tests.tiny_run import COLD_STEPS, PLAIN_STEPS, Command, plain_run
 
@@ -67,7 +68,7 @@ def test_every_step_of_every_stage_comes_out_to_the_bit_and_what_was_changed_by_
         table = table.set_column(place_of, field, pyarrow.array(values, field.type))
     write_parquet(run.rollout_file(judged), table)
     rows[learnt - 1]["learn/loss"] += 1e-12
-    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(run.metrics, *rows)
     found = {one["step"]: one["differs"] for one in replayed(place, "tiny", code=1)["steps"]}
     assert {"advantages", "rewards"} <= found[judged].keys()
     assert "learn/loss" in found[learnt] and "recorded" in found[learnt]["learn/loss"]

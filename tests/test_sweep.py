@@ -19,6 +19,7 @@ from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.support import exits
+from tests.commands import json_of
 from tests.tiny_run import GLANCE, RECIPE, ROCSTAR_WITH, Command, workplace
 from tests.tutorials.session import commands
 
@@ -151,8 +152,8 @@ def test_lists_show_which_runs_are_of_one_sweep(recipe: str, capsys: pytest.Capt
 
 def test_a_dry_run_lists_what_there_is_to_do(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     carried_out(recipe, "run.seed=0..1", accuracies=(0.5,))
-    assert cli.run(["sweep", recipe, "run.seed=0..2", "--dry-run", "--json"]) == exits.OK
-    assert [row["state"] for row in json.loads(capsys.readouterr().out)["runs"]] == ["finished", "stopped", "new"]
+    listed = json_of(capsys, "sweep", recipe, "run.seed=0..2", "--dry-run")["runs"]
+    assert [row["state"] for row in listed] == ["finished", "stopped", "new"]
     assert cli.run(["sweep", recipe, "run.seed=0..2", "--dry-run", "--only", "2"]) == exits.OK
     assert "tiny-seed=2" in capsys.readouterr().out
     assert cli.run(["sweep", recipe, "run.seed=0..2", "--only", "3"]) == exits.USAGE

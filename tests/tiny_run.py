@@ -21,6 +21,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from rocstar.record.journal import read_journal
+from tests.files import jsonl
 from tests.forks import Forked, fork_children, forked, opened_by
 
 SFT_STEPS, RL_STEPS = 110, 7  # of the stages of RECIPE
@@ -134,18 +135,14 @@ def conversations(a: int) -> list[list[dict[str, Any]]]:
     ]
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def workplace(folder: Path, *, with_tool: bool = True) -> Path:
     """Recipe and data, in the folder a command is run in."""
     folder.mkdir()
     (folder / "tiny.toml").write_text(RECIPE)
     shown = [c for a in range(2, 8) for c in conversations(a) if with_tool or len(c) == 2]
-    write_rows(folder / "rows.jsonl", [{"messages": messages} for messages in shown])
+    jsonl(folder / "rows.jsonl", *({"messages": messages} for messages in shown))
     for name, numbers in (("train", range(2, 6)), ("test", range(6, 8))):
-        write_rows(folder / f"{name}.jsonl", [{"question": f"Add {a} and 3", "answer": str(a + 3)} for a in numbers])
+        jsonl(folder / f"{name}.jsonl", *({"question": f"Add {a} and 3", "answer": str(a + 3)} for a in numbers))
     return folder
 
 

@@ -30,7 +30,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocstar.agents.wire import Answer
-from rocstar.data.sft.format import HALF_PAIR, Chat, FunctionCall, Message, Refusal, Refused, Role
+from rocstar.data.sft.format import HALF_PAIR, Chat, Message, Refusal, Refused, Role
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.marked_calls import typed
 from rocstar.dialogue.segments import text_of
@@ -216,7 +216,7 @@ class AgentAttempt:
         message = Message(
             role=Role.ASSISTANT,
             content=conversation.template.calls.strip(text).strip() if calls else text,
-            calls=tuple(FunctionCall(name=call.tool, arguments=call.arguments) for call in calls),
+            calls=tuple((call.tool, call.arguments) for call in calls),
         )
         turn = Turn(completion=cut_completion, calls=tuple(calls), engine_seconds=seconds)
         self._said.answered(thread, chat, message, turn)
@@ -428,6 +428,6 @@ def _key(tools: Sequence[ToolSpec] | None, messages: Sequence[Message]) -> str:
     """A name for messages and tools; equal ones have the same."""
     parts: list[Any] = [tool_schema(tool) for tool in tools or ()]
     for message in messages:
-        calls = [(call.name, json.dumps(dict(call.arguments), sort_keys=True)) for call in message.calls]
+        calls = [(name, json.dumps(dict(arguments), sort_keys=True)) for name, arguments in message.calls]
         parts.append([message.role, message.content.strip(), calls])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -48,9 +48,15 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
     return files
 
 
-def values_of(part: str, key: str) -> ValuesOf:
-    """A function that takes (step, value) from a list of a report, without the rows that have no value."""
-    return lambda report: [(row["step"], row[key]) for row in report[part] if row[key] is not None]
+def values_of(part: str, key: str, **same: Any) -> ValuesOf:
+    """A function that takes (step, value) from a list of a report, without the rows that have no value, or not the same
+    one of another key."""
+
+    def values(report: Report) -> Values:
+        rows = (row for row in report[part] if all(row[name] == value for name, value in same.items()))
+        return [(row["step"], row[key]) for row in rows if row[key] is not None]
+
+    return values
 
 
 def failed_calls_in_right(report: Report) -> Values:
@@ -63,19 +69,10 @@ def _fig8(reports: Sequence[Report]) -> Any:
     titles = {"reward": "reward", "tokens": "tokens of an attempt", "cut": "share cut"}
     temperatures = dict.fromkeys(row["temperature"] for report in reports for row in report["training"])
     panels = {title: values_of("training", key) for key, title in titles.items()}
-    for one in temperatures:
-        panels["entropy" + ("" if one is None else f" at temperature {one:g}") + ", nats"] = _entropies_at(one)
+    for one in temperatures:  # entropies at different ones cannot be compared
+        title = "entropy" + ("" if one is None else f" at temperature {one:g}") + ", nats"
+        panels[title] = values_of("training", "entropy", temperature=one)
     return _lines(reports, panels)
-
-
-def _entropies_at(temperature: float | None) -> ValuesOf:
-    """What takes the entropies at one temperature from a report: those at others cannot be compared with them."""
-
-    def values(report: Report) -> Values:
-        rows = (row for row in report["training"] if row["temperature"] == temperature)
-        return [(row["step"], row["entropy"]) for row in rows if row["entropy"] is not None]
-
-    return values
 
 
 def _fig9(reports: Sequence[Report]) -> Any:

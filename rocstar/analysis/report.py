@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt
+from rocstar.analysis.screen import SUSPECT
 from rocstar.analysis.sources import Entropies, Source
-from rocstar.analysis.tally import AttemptCounts, after_error_table, right_after
+from rocstar.analysis.tally import Counts, after_error_table, right_after
 from rocstar.analysis.tokens import Piece, TokenCounts, TokenKind, Words, count_tokens, count_words, turn_of
 from rocstar.evaluation.contamination import note_of
 from rocstar.record.folder import step_of
@@ -26,7 +27,7 @@ METRICS = {
     "calls": "tool/calls",
     "failed_call_share": "tool/error_rate",
     "failed_call_share_in_right": "tool/failed_call_share_in_correct",
-    **{name: f"suspect/{name}" for name in ("constant_print", "unfounded_answer", "several_boxes")},
+    **{name: f"suspect/{name}" for name in SUSPECT},
 }
 """Figure of a training step -> its metric: Fig. 8, Fig. 4 where no attempts were kept, and right attempts that look as
 if the reward was won without solving the problem (run/report.py)."""
@@ -72,20 +73,20 @@ def analyse(
 
     piece: text of a token; None leaves tokens out. entropies: a pass for attempts that have none. progress: called
     with (files read, all files). Raises DataError."""
-    tally, words = AttemptCounts(), Words()
-    examples: Examples = {}
-    steps: dict[int, TokenCounts] = defaultdict(TokenCounts)
-    for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies, progress=progress)):
+    words, examples = Words(), Examples()
+    by_step, steps = defaultdict[int, Counts](Counts), defaultdict[int, TokenCounts](TokenCounts)
+    for attempt in source.attempts(tokens=piece is not None, entropies=entropies, progress=progress):
+        by_step[attempt.step].add(attempt)
         if piece and (kinds := count_tokens(steps[attempt.step], attempt, piece)):
             count_words(words, attempt, kinds, piece)
             _offer(examples, attempt, kinds, piece)
-    whole = tally.whole()
+    whole = Counts.of_all(by_step.values())
     report: dict[str, Any] = {
         "source": source.name,
         "whole": whole.figures(),
         "after_error": after_error_table(whole),
         "right_share_after_error": right_after(whole),
-        "by_step": [{"step": step, **counts.figures()} for step, counts in sorted(tally.steps.items())],
+        "by_step": [{"step": step, **counts.figures()} for step, counts in sorted(by_step.items())],
         "training": _training(source),
         "evaluations": _evaluations(source),
         "contamination": _contamination(source),

@@ -19,11 +19,12 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rocstar.analysis.screen import SWAP_FIGURES
 from rocstar.analysis.sources import Source, evaluation_source, find_source
 from rocstar.cluster.here import Machines
 from rocstar.cluster.start import opened_machines
@@ -109,14 +110,15 @@ def _last_number(parts: Sequence[str], rng: random.Random) -> list[tuple[int, st
     return [(place, "".join(rng.choice("123456789") for _ in parts[place])) for place in places[-1:]]
 
 
-FIGURES = ("calls", "call_works", "same_next", "right", "true_word", "false_word")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedAttempt:
+    """An attempt up to the first reply of a tool, and the texts that may replace that reply."""
+
     problem: Problem
     attempt: Trajectory
-    """Up to the first reply of a tool."""
+    replies: Mapping[ReplyText, tuple[int, ...]] = field(default_factory=dict)
+    """The available texts, as tokens; none before `variants_of` has made them."""
+    false: Falsehood | None = None
 
     @property
     def last(self) -> Turn:
@@ -125,16 +127,6 @@ class StartedAttempt:
     @property
     def failed(self) -> bool:
         return self.attempt.num_failed_calls > 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """The replacement texts of one attempt."""
-
-    begun: StartedAttempt
-    replies: Mapping[ReplyText, tuple[int, ...]]
-    """The available texts, as tokens."""
-    false: Falsehood | None
 
 
 def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[StartedAttempt]:
@@ -151,8 +143,8 @@ def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Star
         yield StartedAttempt(problem=problems.get(trajectory.problem_id, problem_of(row)), attempt=attempt)
 
 
-def variants_of(attempts: Sequence[StartedAttempt], conversation: Conversation, seed: int) -> list[Variant]:
-    """All possible variants; none if a custom environment formats replies in its own way."""
+def variants_of(attempts: Sequence[StartedAttempt], conversation: Conversation, seed: int) -> list[StartedAttempt]:
+    """The attempts with their replies; none if a custom environment formats replies in its own way."""
     words = [[conversation.feedback(result) for result in begun.last.results] for begun in attempts]
     replies = Replies((begun.failed, text) for begun, texts in zip(attempts, words, strict=True) for text in texts)
     found = (_variant(begun, texts, replies, conversation, seed) for begun, texts in zip(attempts, words, strict=True))
@@ -161,12 +153,12 @@ def variants_of(attempts: Sequence[StartedAttempt], conversation: Conversation, 
 
 def _variant(
     begun: StartedAttempt, texts: Sequence[str], replies: Replies, conversation: Conversation, seed: int
-) -> Variant:
+) -> StartedAttempt:
     def ids(said: Sequence[str]) -> tuple[int, ...]:
         return conversation.after(begun.last.completion, conversation.template.reply(said))
 
     if ids(texts) != begun.last.reply_ids:
-        return Variant(begun=begun, replies={}, false=None)
+        return begun
     rng = random.Random(seed_for(seed, "told", begun.problem.id))
     false = replies.false(texts[-1], conversation.codec.decode(begun.attempt.token_ids), rng)
     others = [replies.another(begun.failed, text, rng) for text in texts]
@@ -178,7 +170,7 @@ def _variant(
     }
     whole = {kind: [text for text in some if text is not None] for kind, some in said.items()}
     as_tokens = {kind: ids(some) for kind, some in whole.items() if len(some) == len(texts)}
-    return Variant(begun=begun, replies=as_tokens, false=false)
+    return replace(begun, replies=as_tokens, false=false)
 
 
 async def resumed(roller: Roller, begun: StartedAttempt, reply_ids: tuple[int, ...], sampling: Sampling) -> Trajectory:
@@ -205,30 +197,30 @@ async def resumed(roller: Roller, begun: StartedAttempt, reply_ids: tuple[int, .
     )
 
 
-async def swap_test(variants: Sequence[Variant], roller: Roller, sampling: Sampling) -> list[dict[str, Any]]:
+async def swap_test(variants: Sequence[StartedAttempt], roller: Roller, sampling: Sampling) -> list[dict[str, Any]]:
     """Figures of attempts by replacement text, separately for those after a failed call and after another one. Raises
     Unavailable. Keys: docs/analysis.md."""
     ended = {kind: await _ended(variants, kind, roller, sampling) for kind in ReplyText}
     return [
         {"after": after, "told": str(kind), **_figures(some, ended, kind, roller)}
         for after, failed in (("failed call", True), ("call that worked", False))
-        if (some := [one for one in variants if one.begun.failed is failed])
+        if (some := [one for one in variants if one.failed is failed])
         for kind in ReplyText
     ]
 
 
 async def _ended(
-    variants: Sequence[Variant], kind: ReplyText, roller: Roller, sampling: Sampling
+    variants: Sequence[StartedAttempt], kind: ReplyText, roller: Roller, sampling: Sampling
 ) -> dict[str, Trajectory]:
     """Attempts by problem: those with this text that were not ended by a service failure."""
-    by_id = {one.begun.problem.id: one for one in variants if kind in one.replies}
+    by_id = {one.problem.id: one for one in variants if kind in one.replies}
 
     async def attempt(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
         one = by_id[problem.id]
-        return await resumed(roller, one.begun, one.replies[kind], replace(sampling, seed=seed_for(*identity)))
+        return await resumed(roller, one, one.replies[kind], replace(sampling, seed=seed_for(*identity)))
 
     groups = await verified_groups(
-        [one.begun.problem for one in by_id.values()],
+        [one.problem for one in by_id.values()],
         attempt,
         roller.verifier,
         attempts=1,
@@ -240,12 +232,15 @@ async def _ended(
 
 
 def _figures(
-    variants: Sequence[Variant], ended: Mapping[ReplyText, Mapping[str, Trajectory]], kind: ReplyText, roller: Roller
+    variants: Sequence[StartedAttempt],
+    ended: Mapping[ReplyText, Mapping[str, Trajectory]],
+    kind: ReplyText,
+    roller: Roller,
 ) -> dict[str, Any]:
     """Figures over the attempts with this text; each is a share of the attempts that it applies to."""
-    found: dict[str, list[bool]] = {name: [] for name in FIGURES}
+    found: dict[str, list[bool]] = {name: [] for name in SWAP_FIGURES}
     for one in variants:
-        attempt, control = ended[kind].get(one.begun.problem.id), ended[ReplyText.TRUE].get(one.begun.problem.id)
+        attempt, control = ended[kind].get(one.problem.id), ended[ReplyText.TRUE].get(one.problem.id)
         if attempt is not None and control is not None:
             for name, holding in _facts(one, attempt, control, roller):
                 found[name].append(holding)
@@ -254,7 +249,7 @@ def _figures(
     return {"attempts": len(found["right"]), **shares}
 
 
-def _facts(one: Variant, attempt: Trajectory, control: Trajectory, roller: Roller) -> Iterator[tuple[str, bool]]:
+def _facts(one: StartedAttempt, attempt: Trajectory, control: Trajectory, roller: Roller) -> Iterator[tuple[str, bool]]:
     """control: the attempt with the true reply."""
     following = attempt.turns[0]
     yield "calls", bool(following.calls)
@@ -324,7 +319,7 @@ def _tested(source: Source) -> dict[str, Any]:
         return {**found, "rows": []}
     drawn = {name: setup[name] for name in ("temperature", "top_p", "top_k", "seed")}
     longest = max(len(reply) for one in variants for reply in one.replies.values())
-    subject, most = subject.fitted([one.begun.problem for one in variants])
+    subject, most = subject.fitted([one.problem for one in variants])
 
     async def tested(machines: Machines) -> list[dict[str, Any]]:
         positions = min(most + longest, model_facts(subject.model).positions)

@@ -12,10 +12,11 @@ written before the failure was known:
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import product
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt
@@ -91,13 +92,13 @@ class Counts:
             self.failed_of_right += len(failed)
             self.after_right.update(after for _, after in came_after)
 
-    def merge(self, other: Counts) -> None:
-        for name in self.__slots__:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if isinstance(mine, Counter):
-                mine.update(theirs)
-            else:
-                setattr(self, name, mine + theirs)
+    @classmethod
+    def of_all(cls, parts: Iterable[Counts]) -> Counts:
+        """The sums of some counts."""
+        whole = cls()
+        for part, name in product(parts, cls.__slots__):
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+        return whole
 
     def figures(self) -> dict[str, Any]:
         """Means and shares; None where they would be over nothing."""
@@ -118,26 +119,6 @@ class Counts:
                 for after in AfterFailure
             },
         }
-
-
-@dataclass(slots=True)
-class AttemptCounts:
-    """Everything that is counted without tokens."""
-
-    steps: dict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))
-
-    def watched(self, attempts: Iterable[Attempt]) -> Iterator[Attempt]:
-        """Yield the same attempts and count them as they pass."""
-        for attempt in attempts:
-            self.steps[attempt.step].add(attempt)
-            yield attempt
-
-    def whole(self) -> Counts:
-        """All steps together."""
-        every = Counts()
-        for counts in self.steps.values():
-            every.merge(counts)
-        return every
 
 
 def after_error_table(counts: Counts) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.extract import boxed_answer, lenient_answer, strict_answer
-from rocstar.answers.grade import Grade, Grader, Pair
+from rocstar.answers.grade import Grader, Pair
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
@@ -38,15 +38,6 @@ class Case:
     """The expected verdict or reward; None if there is none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    case: Case
-    grade: Grade
-    """Its `extracted` is the answer found in the text."""
-    milliseconds: float
-    """Wall time of extraction and comparison."""
 
 
 def load_cases(
@@ -106,48 +97,44 @@ def pair_of(case: Case, *, strict: bool = False) -> Pair:
     return Pair(gold=gold, predicted=case.text if found is None else found)
 
 
-async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False) -> list[Decided]:
-    """Decide the cases one by one, to time each separately. Raises VerifierUnavailable."""
-    found = []
+async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False) -> list[dict[str, Any]]:
+    """Decide the cases one by one, to time each separately: wall time of extraction and comparison. Returns a row for
+    each, for `--json` and the table; `extracted` is the answer found in the text. Raises VerifierUnavailable."""
+    rows = []
     for case in cases:
         started = time.perf_counter()
         (given,) = await grader.grade_all([pair_of(case, strict=strict)])
-        found.append(Decided(case=case, grade=given, milliseconds=1000 * (time.perf_counter() - started)))
-    return found
+        row = {
+            "line": case.line,
+            "text": case.text,
+            "gold": case.gold,
+            "extracted": given.extracted,
+            "verdict": str(given.verdict),
+            "method": given.method,
+            "milliseconds": round(1000 * (time.perf_counter() - started), 3),
+        }
+        rows.append(row if case.expected is None else {**row, "expected": str(case.expected)})
+    return rows
 
 
-def summary(found: Sequence[Decided]) -> dict[str, Any]:
-    """Counts by verdict and method, milliseconds, and agreement with expected values."""
-    times = sorted(one.milliseconds for one in found)
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts by verdict and method, milliseconds, and agreement with expected values, of the rows of `decide`."""
+    times = sorted(row["milliseconds"] for row in rows)
     return {
-        "cases": len(found),
-        **{str(verdict): sum(one.grade.verdict is verdict for one in found) for verdict in Verdict},
-        "methods": dict(Counter(one.grade.method for one in found).most_common()),
-        "milliseconds_median": round(times[len(times) // 2], 3) if times else None,
-        "milliseconds_max": round(times[-1], 3) if times else None,
-        **agreement([(one.grade.verdict, one.case.expected) for one in found]),
+        "cases": len(rows),
+        **{str(verdict): sum(row["verdict"] == verdict for row in rows) for verdict in Verdict},
+        "methods": dict(Counter(row["method"] for row in rows).most_common()),
+        "milliseconds_median": times[len(times) // 2] if times else None,
+        "milliseconds_max": times[-1] if times else None,
+        **agreement([(row["verdict"], row.get("expected")) for row in rows]),
     }
 
 
-def agreement(pairs: Iterable[tuple[Verdict | float, Verdict | float | None]]) -> dict[str, Any]:
+def agreement(pairs: Iterable[tuple[str | float, str | float | None]]) -> dict[str, Any]:
     """How often verdicts agree with the expected ones; empty if none are expected."""
     agreed = [found == expected for found, expected in pairs if expected is not None]
     share = {"expected": len(agreed), "agreed": sum(agreed), "agreement": round(sum(agreed) / max(1, len(agreed)), 4)}
     return share if agreed else {}
-
-
-def as_row(one: Decided) -> dict[str, Any]:
-    """For `--json` and the table."""
-    return {
-        "line": one.case.line,
-        "text": one.case.text,
-        "gold": one.case.gold,
-        "extracted": one.grade.extracted,
-        "verdict": str(one.grade.verdict),
-        "method": one.grade.method,
-        "milliseconds": round(one.milliseconds, 3),
-        **({} if one.case.expected is None else {"expected": str(one.case.expected)}),
-    }
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

@@ -69,8 +69,8 @@ def verifier_named(
         strict = name == "boxed_strict"
         grader = Grader(graders=BY_VERIFIER[name]) if name in BY_VERIFIER else grader  # owns no process
         return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases, calls=calls)
-    rewards = RewardCalls(load_reward(name, folders))
-    return RewardVerifier(codec, rewards, truncated=truncated, calls=calls, right_above=right_above, ends=ends)
+    reward = load_reward(name, folders)
+    return RewardVerifier(codec, reward, truncated=truncated, calls=calls, right_above=right_above, ends=ends)
 
 
 def columns_for(name: str, folders: Sequence[Path | str] = ()) -> Sequence[str]:
@@ -117,9 +117,9 @@ class Transcript:
         return cls(text="\n".join(texts), messages=messages, ids=trajectory.token_ids[len(trajectory.prompt_ids) :])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reward:
-    """A reward function and its calling convention."""
+    """A reward function, called as training does: off the event loop, each call within a time limit."""
 
     name: str
     function: Function
@@ -132,6 +132,16 @@ class Reward:
     annotation, and they have the form of the prompt in TRL's rows."""
     columns: Sequence[str] = ()
     """Columns of the data that it requires: parameters of TRL's signature without a default."""
+    seconds: float = SECONDS
+    """Wall time of one call; after it the attempt has no verdict, though the call still runs."""
+    _places: asyncio.Semaphore = field(init=False)
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Also after a call whose waiter was cancelled."""
+    _overdue: Future[Any] | None = field(default=None, init=False)
+    """The last call of a plain function that took too long."""
+
+    def __post_init__(self) -> None:
+        self._places = asyncio.Semaphore(self.at_once)
 
     @property
     def is_async(self) -> bool:
@@ -168,6 +178,56 @@ class Reward:
         columns["prompts"] = [asked if is_chat else problem.question]
         columns["completions"] = [list(transcript.messages) if is_chat else transcript.text]
         return columns | ({} if transcript.ids is None else {"completion_ids": [list(transcript.ids)]})
+
+    async def judge(self, problem: Problem, transcript: Transcript, case: str) -> tuple[float | None, RewardParts]:
+        """The reward, or None for "undecided", and its parts. case: names the attempt. Raises VerifierUnavailable
+        where the function raised, took too long or returned nan or inf, and ConfigError for what is not a number."""
+        hint = " An async def must leave its event loop free while it waits." if self.is_async else ""
+        late = VerifierUnavailable(f"{self.name} gave no reward within {self.seconds:g} s.{hint}")
+        async with self._places:  # many groups of a step may end at once
+            if self._overdue is not None and not self._overdue.done():
+                raise late  # a hanging call would delay each later one as much
+            if self.is_async:
+                done = asyncio.run_coroutine_threadsafe(self._awaited(problem, transcript), own_loop())
+            else:
+                done = run_in_daemon_thread(lambda: self._called(problem, transcript), "reward")
+            try:
+                given, parts = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
+            except TimeoutError:
+                self._overdue = None if self.is_async else done
+                raise late from None
+        message = f"{self.name} gave {repr(given)[:SHOWN_CHARS]} as the reward of {case}"
+        try:
+            reward = None if given is None else number_of(given)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{message}; let it return a number, such as 1 for right and 0 for wrong.") from error
+        if reward is not None and not math.isfinite(reward):
+            raise VerifierUnavailable(f"your reward function {message}; let it return a number up to {LARGEST:g}.")
+        return reward, parts
+
+    def _called(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
+        with self._one_at_a_time, self._blamed():
+            given = self(problem, transcript)
+            if inspect.iscoroutine(given):  # of a function that does not say that it is async
+                given = asyncio.run(given)
+            return reward_in(given, self.signature)
+
+    async def _awaited(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its waiter may have been cancelled
+        with self._blamed():
+            return reward_in(await self(problem, transcript), self.signature)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """What the function raises, or returns in another shape, is told with its name."""
+        try:
+            yield
+        except ConfigError as wrong:
+            raise ConfigError(f"your reward function {self.name} {wrong}") from wrong
+        except BaseException as error:  # the user's code: SystemExit must not count as an answer either
+            message = f"your reward function {self.name} raised {raised_by(self.function, error)}."
+            raise VerifierUnavailable(message) from error
 
 
 def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
@@ -249,73 +309,6 @@ def reward_in(given: Any, signature: str) -> tuple[Any, RewardParts]:
     return given["score"], parts_in(given, "score")
 
 
-@dataclass
-class RewardCalls:
-    """Calls a reward function as training does: off the event loop, each call within a time limit."""
-
-    reward: Reward
-    seconds: float = SECONDS
-    """Wall time of one call; after it the attempt has no verdict, though the call still runs."""
-    _places: asyncio.Semaphore = field(init=False)
-    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Also after a call whose waiter was cancelled."""
-    _overdue: Future[Any] | None = field(default=None, init=False)
-    """The last call of a plain function that took too long."""
-
-    def __post_init__(self) -> None:
-        self._places = asyncio.Semaphore(self.reward.at_once)
-
-    async def reward_of(self, problem: Problem, transcript: Transcript, case: str) -> tuple[float | None, RewardParts]:
-        """The reward, or None for "undecided", and its parts. case: names the attempt. Raises VerifierUnavailable
-        where the function raised, took too long or returned nan or inf, and ConfigError for what is not a number."""
-        hint = " An async def must leave its event loop free while it waits." if self.reward.is_async else ""
-        late = VerifierUnavailable(f"{self.reward.name} gave no reward within {self.seconds:g} s.{hint}")
-        async with self._places:  # many groups of a step may end at once
-            if self._overdue is not None and not self._overdue.done():
-                raise late  # a hanging call would delay each later one as much
-            if self.reward.is_async:
-                done = asyncio.run_coroutine_threadsafe(self._awaited(problem, transcript), own_loop())
-            else:
-                done = run_in_daemon_thread(lambda: self._called(problem, transcript), "reward")
-            try:
-                given, parts = await asyncio.wait_for(asyncio.wrap_future(done), self.seconds)
-            except TimeoutError:
-                self._overdue = None if self.reward.is_async else done
-                raise late from None
-        message = f"{self.reward.name} gave {repr(given)[:SHOWN_CHARS]} as the reward of {case}"
-        try:
-            reward = None if given is None else number_of(given)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{message}; let it return a number, such as 1 for right and 0 for wrong.") from error
-        if reward is not None and not math.isfinite(reward):
-            raise VerifierUnavailable(f"your reward function {message}; let it return a number up to {LARGEST:g}.")
-        return reward, parts
-
-    def _called(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
-        with self._one_at_a_time, self._blamed():
-            given = self.reward(problem, transcript)
-            if inspect.iscoroutine(given):  # of a function that does not say that it is async
-                given = asyncio.run(given)
-            return reward_in(given, self.reward.signature)
-
-    async def _awaited(self, problem: Problem, transcript: Transcript) -> tuple[Any, RewardParts]:
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its waiter may have been cancelled
-        with self._blamed():
-            return reward_in(await self.reward(problem, transcript), self.reward.signature)
-
-    @contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """What the function raises, or returns in another shape, is told with its name."""
-        try:
-            yield
-        except ConfigError as wrong:
-            raise ConfigError(f"your reward function {self.reward.name} {wrong}") from wrong
-        except BaseException as error:  # the user's code: SystemExit must not count as an answer either
-            message = f"your reward function {self.reward.name} raised {raised_by(self.reward.function, error)}."
-            raise VerifierUnavailable(message) from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
     case: Case
@@ -331,7 +324,7 @@ class Scored:
 async def scores(reward: Reward, cases: Iterable[Case], seconds: float = SECONDS) -> list[Scored]:
     """The function's reward for each case. A call that hangs can't be ended, so the cases after it are
     not asked."""
-    calls = RewardCalls(reward, seconds)
+    timed = replace(reward, seconds=seconds)
     places = asyncio.Semaphore(reward.at_once)
 
     async def scored(case: Case) -> Scored:
@@ -340,7 +333,7 @@ async def scores(reward: Reward, cases: Iterable[Case], seconds: float = SECONDS
             started = time.perf_counter()
             try:
                 said = Transcript.of_text(case.text)
-                given, parts = await calls.reward_of(_problem_of(case), said, f"line {case.line}")
+                given, parts = await timed.judge(_problem_of(case), said, f"line {case.line}")
             except (ConfigError, VerifierUnavailable) as failure:
                 error = str(failure)
             spent = 1000 * (time.perf_counter() - started)
@@ -353,7 +346,7 @@ def failures_on_answer(name: str, folders: Sequence[Path | str], problem: Proble
     """Warns if the function fails on a problem's own answer; a run would tell after cold start and evaluation."""
     said = replace(Transcript.of_text(f"<answer>\\boxed{{{problem.answer}}}</answer>"), ids=())
     try:
-        asyncio.run(RewardCalls(load_reward(name, folders)).reward_of(problem, said, "it"))
+        asyncio.run(load_reward(name, folders).judge(problem, said, "it"))
     except (ConfigError, VerifierUnavailable) as error:
         yield (
             f"warning: for the first problem's own answer, in a box, {str(error).rstrip('.')}. Attempts without a "
@@ -382,7 +375,7 @@ class RewardVerifier:
     """Judges by a reward function, which gets the text of each attempt without tool calls and tool replies."""
 
     codec: TextCodec
-    rewards: RewardCalls
+    reward: Reward
     _: KW_ONLY
     truncated: Truncated = "wrong"
     calls: CallSyntax = HERMES
@@ -404,7 +397,7 @@ class RewardVerifier:
         texts = written(self.codec, self.calls, trajectory, self.ends)
         case = f"attempt {trajectory.index} at problem {problem.id} ({problem.question[:60]!r})"
         try:
-            reward, parts = await self.rewards.reward_of(problem, Transcript.of_attempt(texts, trajectory), case)
+            reward, parts = await self.reward.judge(problem, Transcript.of_attempt(texts, trajectory), case)
         except VerifierUnavailable as error:
             return error
         if is_cut:

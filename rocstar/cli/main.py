@@ -397,7 +397,7 @@ def _print_given(
         print_json(
             {
                 "settings": recipe.resolved(),
-                "differs": [asdict(one) for one in given],
+                "differs": given,
                 "memory": memory,
                 "placement": [asdict(process) for process in material.placement.processes],
                 "tools": tools,
@@ -407,8 +407,8 @@ def _print_given(
         )
     else:
         for one in given:
-            before = "" if one.default in (ABSENT, None) else f"default {json.dumps(one.default)}; "
-            print(f"{one.key} = {json.dumps(one.value, ensure_ascii=False)}  ({before}{one.source})")
+            before = "" if one["default"] in (ABSENT, None) else f"default {json.dumps(one['default'])}; "
+            print(f"{one['key']} = {json.dumps(one['value'], ensure_ascii=False)}  ({before}{one['source']})")
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
         order = ", then ".join(f"{stage.name} ({stage.kind})" for stage in recipe.stage)
         print(f"stages in order: {order or 'none'}; run folder: {place}", file=sys.stderr)

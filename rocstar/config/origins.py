@@ -5,7 +5,6 @@ A stage's own value is shown where it differs from the run's. Not here: how a re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rocstar.config.complaint import Layer, Override
@@ -19,17 +18,10 @@ SECRET = "TOKEN"
 ABSENT = "no default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
-    """A setting that is not its default."""
-
-    key: str
-    """The key as the command line takes it."""
-    value: Any
-    default: Any
-    """The default; for a stage's own key the run's value, ABSENT if a recipe must set it."""
-    source: str
-    """File and line, command line, environment variable, or what it was derived from."""
+Provenance = dict[str, Any]
+"""A setting that is not its default: `key` as the command line takes it, `value`, `default` (for a stage's own key the
+run's value, ABSENT if a recipe must set it), and `source`: file and line, command line, environment variable, or what
+it was derived from."""
 
 
 def provenances(
@@ -47,7 +39,8 @@ def provenances(
         listed = key.endswith(".name") and key != "run.name"  # of a stage or an engine, which the key has already
         unsaid = default is ABSENT and value in ([], None)
         if value != default and not counted and not listed and not unsaid:
-            yield Provenance(key=key, value=value, default=default, source=_source(key, layers, changes) or otherwise)
+            source = _source(key, layers, changes) or otherwise
+            yield {"key": key, "value": value, "default": default, "source": source}
 
 
 def _source(key: str, layers: Sequence[Layer], changes: Sequence[Override]) -> str | None:
@@ -68,4 +61,4 @@ def of_environment(environment: Mapping[str, str]) -> Iterator[Provenance]:
     for name in READ:
         if value := environment.get(name):
             shown = "(set)" if SECRET in name else value
-            yield Provenance(key=name, value=shown, default=None, source="environment variable")
+            yield {"key": name, "value": shown, "default": None, "source": "environment variable"}

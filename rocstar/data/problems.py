@@ -60,30 +60,21 @@ class ProblemColumns:
         return {*self.question, self.answer or ""}
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemLayout:
-    name: str
-    sign: tuple[str, ...]
-    """A row with one of these columns has this layout."""
-    questions: tuple[str, ...]
-    """Columns that may hold the question, the best first."""
-    answers: tuple[str, ...]
-    """Columns that may hold the answer, the best first."""
-
-
 # verl and SkyRL put instructions into the prompt and, as a rule, the bare question into extra_info.
 _IN_EXTRA = ("extra_info.question", "prompt")
 _VERL, _SKYRL = "reward_model.ground_truth", "reward_spec.ground_truth"
 _PLAIN = ("answer", "Answer", "final_answer", "target", "ground_truth", "solution", "expected_answer")
-LAYOUTS = (
-    ProblemLayout("verl", (_VERL,), _IN_EXTRA, (_VERL,)),
-    ProblemLayout("skyrl", (_SKYRL, "env_class"), _IN_EXTRA, (_SKYRL, _VERL)),
-    ProblemLayout("slime", ("label",), ("prompt", "question", "input"), ("label",)),
-    ProblemLayout("plain", ("question",), ("question",), _PLAIN),
-    ProblemLayout("trl", ("prompt",), ("prompt",), ("solution", "ground_truth", "answer", "label")),
-    ProblemLayout("plain", ("problem", "Problem", "Question"), ("problem", "Problem", "Question"), _PLAIN),
-    ProblemLayout("messages", ("messages",), ("messages",), _PLAIN),
+LAYOUTS: Sequence[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = (
+    ("verl", (_VERL,), _IN_EXTRA, (_VERL,)),
+    ("skyrl", (_SKYRL, "env_class"), _IN_EXTRA, (_SKYRL, _VERL)),
+    ("slime", ("label",), ("prompt", "question", "input"), ("label",)),
+    ("plain", ("question",), ("question",), _PLAIN),
+    ("trl", ("prompt",), ("prompt",), ("solution", "ground_truth", "answer", "label")),
+    ("plain", ("problem", "Problem", "Question"), ("problem", "Problem", "Question"), _PLAIN),
+    ("messages", ("messages",), ("messages",), _PLAIN),
 )
+"""(name, signs: a row with one of these columns has this layout, columns that may hold the question and those that may
+hold the answer, the best first)."""
 
 
 def load_problems(
@@ -149,13 +140,13 @@ def refuse_no_columns(row: Any, where: str) -> None:
 def detect_columns(row: Row, *, where: str, needs_answer: bool = True) -> ProblemColumns:
     """The columns of the layout that the row's columns identify. Raises DataError with the existing columns; `where`
     names file and line. Source: ours."""
-    for known in LAYOUTS:
-        if any(_has(row, sign) for sign in known.sign):
-            question = next((name for name in known.questions if _has(row, name)), None)
-            answer = next((name for name in known.answers if _has(row, name)), None)
+    for layout, signs, questions, answers in LAYOUTS:
+        if any(_has(row, sign) for sign in signs):
+            question = next((name for name in questions if _has(row, name)), None)
+            answer = next((name for name in answers if _has(row, name)), None)
             if question and (answer or not needs_answer):
-                return ProblemColumns(layout=known.name, question=_with_story(row, question), answer=answer)
-    names = dict.fromkeys(known.name for known in LAYOUTS)
+                return ProblemColumns(layout=layout, question=_with_story(row, question), answer=answer)
+    names = dict.fromkeys(layout for layout, *_ in LAYOUTS)
     fields = [str(name) if value is not None else f"{name} (null)" for name, value in row.items()]
     raise DataError(
         f"{where}: the fields {', '.join(fields) or '(none)'} do not fit any known layout "

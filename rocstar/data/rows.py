@@ -55,11 +55,11 @@ def rows_and_faults(path: str | Path, columns: Sequence[str] | None = None) -> I
     return {".csv": _csv_rows, ".json": _json_list, ".jsonl": _json_lines}[kind](file)
 
 
-def fingerprint(path: str | Path) -> tuple[str, int] | None:
-    """(sha256 in hex, size in bytes) of a file; None if it is not one file. Raises DataError."""
+def fingerprint(path: str | Path) -> tuple[str | None, int | None]:
+    """(sha256 in hex, size in bytes) of a file, None each if it is not one file. Raises DataError."""
     file = Path(path)
     if str(path).startswith("hf:") or file.is_dir():
-        return None
+        return None, None
     with _opened(file) as raw:
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
         return digest, raw.tell()

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.data.pool.config import InputSection, PoolConfig
-from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, Overlap
+from rocstar.data.pool.overlap import BenchmarkIndex, Overlap
 from rocstar.evaluation.benchmark import find_benchmarks, known
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import questions_of
+from rocstar.types import Problem
 
 SHOWN = 5  # overlaps that a note quotes
 
@@ -45,7 +46,8 @@ def contamination(questions_asked: Iterable[str], trained: Iterable[str], name: 
     (§5.1, 8-grams), reversed. An 8-gram may be a stock phrase: read the evidence."""
     questions = list(dict.fromkeys(questions_asked))
     index = BenchmarkIndex(
-        BenchmarkQuestion(benchmark=name, line=line, question=question) for line, question in enumerate(questions, 1)
+        Problem(id=f"{line}", question=question, answer="", source=name, metadata={"line": line})
+        for line, question in enumerate(questions, 1)
     )
     same: set[int] = set()
     overlaps: dict[int, Overlap] = {}
@@ -55,9 +57,10 @@ def contamination(questions_asked: Iterable[str], trained: Iterable[str], name: 
             continue
         hashes.add(key)
         if found := index.find(question):
-            overlaps.setdefault(found.found.line, found)
+            line = found.found.metadata["line"]
+            overlaps.setdefault(line, found)
             if found.exact:
-                same.add(found.found.line)
+                same.add(line)
     shown = [overlap.evidence for line, overlap in sorted(overlaps.items()) if line not in same]
     return {
         "questions": len(questions),

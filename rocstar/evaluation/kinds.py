@@ -27,7 +27,7 @@ from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.endpoint import EndpointSolver
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers import arena, choice, functions, ifeval
-from rocstar.evaluation.scoring import Parts, Scorer
+from rocstar.evaluation.scoring import Scorer
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, OneTurn
 from rocstar.types import Problem
@@ -47,8 +47,8 @@ class BenchmarkKind:
     problems: Callable[[BenchmarkFile, Rows], list[Problem]]
     """Builds the problems, in the order of the rows. Raises DataError. Their `metadata` may hold `functions` that the
     model may call, which `OneTurn` shows."""
-    scorer: Callable[[Parts], Scorer] | None = None
-    """None: the verifier in force (`evaluate.verifier`)."""
+    scorer: Callable[..., Scorer] | None = None
+    """Takes the fields of a Scorer; None: the verifier in force (`evaluate.verifier`)."""
     check: Callable[[], None] = lambda: None
     """Raises if a requirement of scoring is not installed; called before anything starts."""
     one_turn: bool = False
@@ -80,12 +80,12 @@ class BenchmarkKind:
         """`usual`, with its engine, sandbox and limits, for attempts of this kind. recall: stores the judge's
         answers."""
         conversation = self.conversation(usual.conversation)
-        parts = Parts(codec=usual.codec, calls=conversation.template.calls, recall=recall, judge=judge)
+        parts = {"codec": usual.codec, "calls": conversation.template.calls, "recall": recall, "judge": judge}
         return replace(
             usual,
             conversation=conversation,
             environment=self.environment or usual.environment,
-            verifier=self.scorer(parts) if self.scorer else usual.verifier,
+            verifier=self.scorer(**parts) if self.scorer else usual.verifier,
         )
 
 
@@ -152,7 +152,7 @@ def read_file(path: str, question: Sequence[str], answer: str, limit: int | None
     """A file of problems. question: columns, joined by a space. limit: read only the first so many rows. Raises
     DataError."""
     problems = load_problems(path, question=question, answer=answer, limit=limit)
-    found = fingerprint(path)
+    sha256, _ = fingerprint(path)
     _, row = next(iter(read_rows(path)))
     columns = columns_of(row, path, tuple(question), answer)
     return ProblemSet(
@@ -162,8 +162,8 @@ def read_file(path: str, question: Sequence[str], answer: str, limit: int | None
         protocol=ProtocolSection(attempts=1, temperature=1.0),
         problems=problems,
         described={
-            "path": str(Path(path).resolve()) if found else path,
-            "sha256": found[0] if found else None,
+            "path": str(Path(path).resolve()) if sha256 else path,
+            "sha256": sha256,
             "question": list(columns.question),
             "answer": columns.answer,
             "limit": limit,

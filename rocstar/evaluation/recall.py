@@ -12,6 +12,7 @@ import json
 import os
 import zlib
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ FIRST = "first/"
 """Begins the keys of first values, which are no answers."""
 
 
-class Recall:
+class Recall(AbstractContextManager["Recall"]):
     """Answers, as texts, by the key of their request. Without a folder nothing is stored and all is requested."""
 
     def __init__(self, folder: Path | None = None, setup: str = "") -> None:
@@ -76,9 +77,6 @@ class Recall:
 
         answer = await self.answer(key, packed)
         return attempts[0] if answer is None or attempts else unpack(answer)
-
-    def __enter__(self) -> Recall:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

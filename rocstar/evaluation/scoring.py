@@ -19,9 +19,9 @@ from rocstar.protocols import TextCodec
 from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts that a Scorer may use."""
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """Judges attempts of one kind of benchmark: a Verifier, total and bounded in time, that may add figures."""
 
     codec: TextCodec
     """Turns token ids of the attempts into text."""
@@ -31,13 +31,6 @@ class Parts:
     """Stores a judge's answers."""
     judge: ChatClient | None = None
     """Another model, which judges answers."""
-
-
-class Scorer:
-    """Judges attempts of one kind of benchmark: a Verifier, total and bounded in time, that may add figures."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """Raises ContractBroken for an ENVIRONMENT_FAILED attempt, and what `outcome` raises."""
@@ -51,15 +44,14 @@ class Scorer:
         """Further keys of the result, from judged attempts; pure."""
         return {}
 
-
-def final_text(parts: Parts, attempt: Trajectory) -> str:
-    """The text of the last turn, without tool calls and without its end marker. Reasoning in a closed `<think>` block
-    is not part of an answer. Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
-    counts_as_cut(attempt, "graded")
-    texts = written(parts.codec, parts.calls, attempt)
-    text = without_end(texts[-1]) if texts else ""
-    _, closed, answer = text.rpartition("</think>")
-    return answer.lstrip("\n") if closed else text
+    def final_text(self, attempt: Trajectory) -> str:
+        """The text of the last turn, without tool calls and without its end marker. Reasoning in a closed `<think>`
+        block is not part of an answer. Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
+        counts_as_cut(attempt, "graded")
+        texts = written(self.codec, self.calls, attempt)
+        text = without_end(texts[-1]) if texts else ""
+        _, closed, answer = text.rpartition("</think>")
+        return answer.lstrip("\n") if closed else text
 
 
 def judged(right: bool, *, method: str, extracted: str | None, text: str) -> Outcome:

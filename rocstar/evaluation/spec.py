@@ -3,7 +3,7 @@ page from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -93,8 +93,3 @@ class EvalSpec:
             for name, value in typed.items()
             if value is not None
         }
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """Those of the question."""
-        return self.question or ["question"]

@@ -18,7 +18,7 @@ import pyarrow.parquet as parquet
 
 from rocstar.agents.agent import Client, GatewayAgent, by_function
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import Reward, RewardCalls, RewardVerifier
+from rocstar.answers.plugin import Reward, RewardVerifier
 from rocstar.config.layers import recipes_folder
 from rocstar.config.recipe import load_recipe
 from rocstar.engines.vllm import VllmEngine
@@ -53,12 +53,14 @@ async def _step(fault: str, given: Mapping[str, str]) -> TrainerAnswer:
     engine = VllmEngine(given["FAULTS_ENGINE"], vocab_size=words.vocab_size, patience_seconds=PATIENCE_SECONDS)
     opened = opened_fleet({"engine": engine}, vocab_size=words.vocab_size, patience_seconds=PATIENCE_SECONDS)
     connect = partial(SandboxClient.connect, [given["FAULTS_TOOLS"]], silent_seconds=SILENT_SECONDS)
-    reward = Reward("rocstar.faults", reward_of(given["FAULTS_REWARD"]), "trl", None, chat=False)
+    reward = Reward(
+        "rocstar.faults", reward_of(given["FAULTS_REWARD"]), "trl", None, chat=False, seconds=PATIENCE_SECONDS
+    )
     with await asyncio.to_thread(connect) as sandbox:
         async with opened as fleet:
             make = partial(AttemptParts(recipe).roller, recipe.rollout, codec=words, template=TEMPLATE)
             roller = await asyncio.to_thread(make, engine=fleet, sandbox=sandbox, grader=Grader())
-            roller = replace(roller, verifier=RewardVerifier(words, RewardCalls(reward, PATIENCE_SECONDS)))
+            roller = replace(roller, verifier=RewardVerifier(words, reward))
             if fault.startswith("agent"):
                 asks = partial(by_function, partial(_agent, left))
                 agent = GatewayAgent(asks, seconds=AGENT_SECONDS, at_once=None, right_above=0.5)

@@ -39,9 +39,10 @@ def model_folder(base: Path | str, model: str) -> Path:
 
 def evaluations_of(run: RunFolder) -> list[EvaluationFolder]:
     """A run's finished evaluations, by step and then name."""
-    folders = [file.parent for file in run.evals.glob(f"*/step=*/{RESULT}")]
-    found = (EvaluationFolder(folder=one, owner=run.name, name=one.parent.name, step=step_of(one)) for one in folders)
-    return sorted(found, key=lambda one: (one.step or 0, one.name))
+    return [
+        EvaluationFolder(folder=folder, owner=run.name, name=name, step=step)
+        for name, step, folder in run.evaluation_folders()
+    ]
 
 
 def list_evaluations(base: Path | str = RUNS) -> list[EvaluationFolder]:

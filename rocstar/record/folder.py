@@ -196,16 +196,21 @@ class RunFolder:
         """Steps that have a checkpoint folder, ascending."""
         return sorted(step_of(path) for path in self.checkpoints.glob("step=[0-9]*") if path.is_dir())
 
+    def evaluation_folders(self) -> list[tuple[str, int, Path]]:
+        """(name, step, folder) of every finished evaluation, by step and then name."""
+        folders = (file.parent for file in self.evals.glob("*/step=[0-9]*/result.json"))
+        found = [(folder.parent.name, step_of(folder), folder) for folder in folders]
+        return sorted(found, key=lambda one: (one[1], one[0]))
+
     def evaluations(self) -> list[tuple[str, int, dict[str, Any]]]:
-        """(name, step, result) of every finished evaluation, by step and then name. One with a broken file is skipped,
-        with a message on stderr."""
+        """(name, step, result) of each. One with a broken file is skipped, with a message on stderr."""
         found = []
-        for file in self.evals.glob("*/step=[0-9]*/result.json"):
+        for name, step, folder in self.evaluation_folders():
             try:
-                found.append((file.parts[-3], step_of(file.parent), read_json(file)))
+                found.append((name, step, read_json(folder / "result.json")))
             except DataError as error:
                 tell_once(f"{error}, so this evaluation is left out; delete its folder and evaluate again")
-        return sorted(found, key=lambda e: (e[1], e[0]))
+        return found
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -397,8 +402,7 @@ def fill_branch(
 def _kept(source: RunFolder, step: int) -> Iterator[Path]:
     """Files and folders of `source` that a branch at `step` shares."""
     yield from (file for file in source.rollouts.glob("step=*.parquet") if step_of(file) <= step)
-    finished = (file.parent for file in source.evals.glob("*/step=*/result.json"))
-    yield from (folder for folder in finished if step_of(folder) <= step)
+    yield from (folder for _, at, folder in source.evaluation_folders() if at <= step)
     yield from (source.checkpoint(there) for there in source.checkpoint_steps() if there <= step)
 
 

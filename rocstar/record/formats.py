@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.marked_calls import FINAL, without_channels, without_end
@@ -102,25 +102,14 @@ def _assistant(text: str, turn: Mapping[str, Any]) -> Message:
     return {"role": "assistant", "content": without_channels(before), "tool_calls": tool_calls}
 
 
-class Origin(NamedTuple):
-    """The source of attempts."""
-
-    name: str
-    """The name for people: a run's, or RUN/EVALUATION@STEP."""
-    feedback: Feedback
-    """Tool results as the model read them."""
-    tokenizer: Path | None = None
-    """The folder of the tokenizer of prompts that an agent wrote; None if a template did, or it is gone."""
+Write = Callable[[Iterable[Row], Feedback, Path], int]
 
 
-Write = Callable[[Iterable[Row], Origin, Path], int]
-
-
-def export(rows: Iterable[Row], origin: Origin, form: str, path: Path) -> int:
+def export(rows: Iterable[Row], feedback: Feedback, form: str, path: Path) -> int:
     """Write attempts to a file atomically; returns their number. Raises OSError, and KeyError for an unknown form."""
     fresh = path.with_name(f".{path.name}{NEW}")
     try:
-        count = FORMS[form](rows, origin, fresh)
+        count = FORMS[form](rows, feedback, fresh)
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -132,13 +121,13 @@ def facts(row: Row) -> dict[str, Any]:
     return {name: row[name] for name in FACTS}
 
 
-def _messages(rows: Iterable[Row], origin: Origin, path: Path) -> int:
-    return _json_lines(({"messages": structured(whole(row), origin.feedback), **facts(row)} for row in rows), path)
+def _messages(rows: Iterable[Row], feedback: Feedback, path: Path) -> int:
+    return _json_lines(({"messages": structured(whole(row), feedback), **facts(row)} for row in rows), path)
 
 
-def _trl(rows: Iterable[Row], origin: Origin, path: Path) -> int:
+def _trl(rows: Iterable[Row], feedback: Feedback, path: Path) -> int:
     def line(row: Row) -> dict[str, Any]:
-        messages, begun = structured(whole(row), origin.feedback), len(own_messages(row))
+        messages, begun = structured(whole(row), feedback), len(own_messages(row))
         return {"prompt": messages[:begun], "completion": messages[begun:], **facts(row)}
 
     return _json_lines(map(line, rows), path)
@@ -153,7 +142,7 @@ def _json_lines(values: Iterable[Any], path: Path) -> int:
     return count
 
 
-def _csv(rows: Iterable[Row], origin: Origin, path: Path) -> int:
+def _csv(rows: Iterable[Row], feedback: Feedback, path: Path) -> int:
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

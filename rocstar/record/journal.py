@@ -76,6 +76,12 @@ def read_journal(path: Path, needs: Mapping[str, type] | None = None) -> list[di
     return rows
 
 
+def numbers_in(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row of metrics, by name."""
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in numbers.items() if not isinstance(value, bool)}
+
+
 class Tail:
     """Reads the lines added to a file since the last look, for followers of its writer."""
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from rocstar.support.exits import is_disk_full
 WAITING_STEPS = 4  # if the writer is further behind, the trainer waits, which bounds memory and drops nothing
 
 
-class RunTracker:
+class RunTracker(AbstractContextManager["RunTracker"]):
     """Records a run into its folder. Use it as a context manager, or call `close`.
 
     Thread `rollout-writer`: consumes steps of attempts, produces parquet files, waits for the disk; `close` ends it."""
@@ -70,9 +71,6 @@ class RunTracker:
         self._writer.shutdown()
         self._metrics.close()
         self._events.close()
-
-    def __enter__(self) -> RunTracker:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

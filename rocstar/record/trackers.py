@@ -29,7 +29,7 @@ from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, read_json
-from rocstar.record.journal import Tail
+from rocstar.record.journal import Tail, numbers_in
 
 POLL_SECONDS = 1.0
 LAST_SECONDS = 20.0  # for all trackers to send the last steps; then the run ends without them
@@ -54,8 +54,8 @@ def follow(folder: RunFolder, name: str, log: Log, wait: Callable[[float], bool]
         _, lines = tail.fresh()
         for row in map(json.loads, lines):
             if row["step"] > sent:
-                log(row["step"], _numbers(row))
-                sent = row["step"]
+                sent = row.pop("step")
+                log(sent, numbers_in(row))
                 write_json(place, {"step": sent})  # now: a later row may fail, or block until the tracker is ended
         if not going_on:
             return sent
@@ -64,13 +64,6 @@ def follow(folder: RunFolder, name: str, log: Log, wait: Callable[[float], bool]
 def state_file(folder: RunFolder, name: str) -> Path:
     """The file with the last step that a tracker sent."""
     return folder.path / "tracking" / f"{name}.json"
-
-
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row of metrics, without the step and the stage that it names."""
-    left_out = ("step", "stage")
-    numbers = {key: value for key, value in row.items() if key not in left_out and isinstance(value, int | float)}
-    return {key: float(value) for key, value in numbers.items() if not isinstance(value, bool)}
 
 
 @contextmanager

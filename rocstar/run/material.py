@@ -401,8 +401,8 @@ def _foreign_calls(stage: str, conversations: Sequence[Chat], specs: Sequence[To
     tools, refused = {spec.name: spec for spec in specs}, []
     for row, chat in enumerate(conversations, 1):
         try:
-            for call in (call for message in chat.messages for call in message.calls if chat.tools is None):
-                check_call(call.name, call.arguments, tools)
+            for name, arguments in (call for one in chat.messages for call in one.calls if chat.tools is None):
+                check_call(name, arguments, tools)
         except Refused as found:
             refused.append(f"conversation {row}: {found.detail}")
     share = f"{len(refused)} of {plural(len(conversations), 'demonstration')} call what the run's tools do not take"

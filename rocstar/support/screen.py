@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
@@ -33,7 +33,7 @@ SILENT_SECONDS = 10.0  # after which a log gets a line about the current work
 LOOK_SECONDS = 1.0
 
 
-class Screen:
+class Screen(AbstractContextManager["Screen"]):
     """Progress on stderr, results on stdout. Close it (or use it as a context manager) so a live line is released."""
 
     def __init__(
@@ -233,9 +233,6 @@ class Screen:
             if self._live:
                 self._live.stop()
                 self._live = None
-
-    def __enter__(self) -> Screen:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -187,7 +187,10 @@ def differs(state: AppState, request: Request) -> Any:
     if (run := state.source(request).run) is None:
         return []
     given = provenances(resolved_from_json(run.resolved), (), otherwise=f"run {run.name}")
-    return [{"setting": one.key, "a": None if one.default == ABSENT else one.default, "b": one.value} for one in given]
+    return [
+        {"setting": one["key"], "a": None if one["default"] == ABSENT else one["default"], "b": one["value"]}
+        for one in given
+    ]
 
 
 def run(state: AppState, request: Request) -> Any:
@@ -206,7 +209,7 @@ def run(state: AppState, request: Request) -> Any:
         "identity": source.run.identity,
         "settings": read_json(source.run.resolved) if source.run.resolved.is_file() else {},
         "events": read_journal(source.run.events)[-EVENTS_SHOWN:],
-        "rollouts": sorted(file.step for file in source.attempt_files() if file.part == "rollouts"),
+        "rollouts": sorted(step for part, step, _ in source.attempt_files() if part == "rollouts"),
         "broken_lines": curves.broken,
     }
 

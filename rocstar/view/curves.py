@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rocstar.record.journal import Tail
+from rocstar.record.journal import Tail, numbers_in
 
 SPARK_POINTS = 60
 SHOWN_FIRST = ("reward/mean", "loss")
@@ -39,12 +39,11 @@ class Curves:
             try:
                 row = json.loads(line)
                 stage = str(row.pop("stage", ""))
-                numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-                row = {name: float(value) for name, value in numbers.items() if not isinstance(value, bool)}
+                numbers = numbers_in(row)
             except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
                 self.broken += 1
                 continue
-            self._append(row, stage)
+            self._append(numbers, stage)
         return self
 
     def column(self, name: str) -> list[float]:

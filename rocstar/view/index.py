@@ -180,10 +180,10 @@ class Index:
         try:
             with self._transaction() as cursor:
                 for file, state in files:
-                    path, number = str(file.path), self._remember(cursor, file, state, None)
-                    failed = failures_in(cursor, path)
-                    cursor.execute(PROBLEMS, [path])
-                    cursor.execute(ROWS_OF_FILE, [number, file.part, file.step, path, *failed])
+                    part, step, path = file
+                    number, failed = self._remember(cursor, file, state, None), failures_in(cursor, str(path))
+                    cursor.execute(PROBLEMS, [str(path)])
+                    cursor.execute(ROWS_OF_FILE, [number, part, step, str(path), *failed])
         except duckdb.OutOfMemoryException:
             return  # of no fault of the file's: the next look finds it again
         except (duckdb.Error, *STRANGE) as error:
@@ -211,9 +211,9 @@ class Index:
     def _missing(self) -> list[Found]:
         """Files that are new or were written anew, the newest first; those that are gone leave the table."""
         there: dict[str, Found] = {}
-        for file in self.source.attempt_files():
+        for part, step, path in self.source.attempt_files():
             with suppress(OSError):  # gone since
-                there[str(file.path.relative_to(self.source.root))] = file, file.path.stat()
+                there[str(path.relative_to(self.source.root))] = (part, step, path), path.stat()
         known = {
             path: (number, *state) for number, path, *state in self.ask("SELECT id, path, modified, bytes FROM files")
         }
@@ -231,9 +231,10 @@ class Index:
     ) -> int:
         highest: int = cursor.execute("SELECT coalesce(max(id), 0) FROM files").fetchall()[0][0]
         number = self._last_number = max(highest, self._last_number) + 1
-        path = str(file.path.relative_to(self.source.root))
-        step = None if broken else file.step  # a broken file's step may not fit into the column
-        row = [number, path, file.part, step, state.st_mtime_ns, state.st_size, broken]
+        part, step, path = file
+        known = None if broken else step  # a broken file's step may not fit into the column
+        place = str(path.relative_to(self.source.root))
+        row = [number, place, part, known, state.st_mtime_ns, state.st_size, broken]
         cursor.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         return number
 

@@ -24,14 +24,9 @@ PARTS = ("samples", "greedy")
 """Files of attempts in the folder of an evaluation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptFile:
-    """One parquet file of attempts."""
-
-    path: Path
-    part: str
-    """`rollouts`, or the name of an evaluation (`after`, and `after/greedy` for its greedy attempts)."""
-    step: int
+AttemptFile = tuple[str, int, Path]
+"""(part, step, path) of a parquet file of attempts; part: `rollouts`, or the name of an evaluation (`after`, and
+`after/greedy` for its greedy attempts)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +45,21 @@ class RunSource:
     def attempt_files(self) -> list[AttemptFile]:
         """All that are there now, the newest step first."""
         found = [
-            AttemptFile(path=path, part=path.parent.name, step=step_of(path))
+            (path.parent.name, step_of(path), path)
             for path in self.root.glob("rollouts/step=*.parquet")
             if re.fullmatch(r"step=[0-9]+\.parquet", path.name)  # no copy of one
         ]
         for name, step, folder in self.evaluation_folders():
             for part in PARTS:
                 if (path := folder / f"{part}.parquet").is_file():
-                    found.append(
-                        AttemptFile(path=path, part=name if part == "samples" else f"{name}/{part}", step=step)
-                    )
-        return sorted(found, key=lambda file: (-file.step, file.part))
+                    found.append((name if part == "samples" else f"{name}/{part}", step, path))
+        return sorted(found, key=lambda file: (-file[1], file[0]))
 
     def evaluation_folders(self) -> list[tuple[str, int, Path]]:
         """(name, step, folder) of every finished evaluation."""
         if self.run is None:
             return [(self.root.name, 0, self.root)] if (self.root / RESULT).is_file() else []
-        folders = [file.parent for file in self.root.glob(f"evals/*/step=*/{RESULT}")]
-        return sorted((folder.parent.name, step_of(folder), folder) for folder in folders)
+        return sorted(self.run.evaluation_folders())
 
     def tokenizer(self) -> Path | None:
         """A model folder with the tokenizer of its attempts; None where there is none (any more)."""

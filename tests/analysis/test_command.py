@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ from rocstar.evaluation.contamination import trained_questions
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from tests.analysis.rows import attempt, turn, written
+from tests.commands import json_of
+from tests.files import jsonl
 from tests.tiny_run import finished_run
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert run(["analyze", *arguments, "--json"]) == 0
-    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    (report,) = json_of(capsys, "analyze", *arguments)["reports"]
     return dict(report)
 
 
@@ -37,7 +37,7 @@ def made_run(folder: Path) -> RunFolder:
     written(made.rollout_file(1), [*right, fails], step=1)
     written(made.rollout_file(2), right, step=2)
     rows = [{"step": step, "reward/mean": 1.0, "tool/failed_call_share_in_correct": 0.2} for step in (1, 2)]
-    made.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(made.metrics, *rows)
     return made
 
 
@@ -98,7 +98,7 @@ def test_steps_and_errors_are_reported(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_is_suspicious_is_shown_by_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = made_run(tmp_path)
     rows = [{"step": step, "reward/mean": 1.0, "suspect/constant_print": 0.25 * step} for step in (1, 2)]
-    made.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(made.metrics, *rows)
     assert run(["analyze", "r", "--runs", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out.split("\n\n")
     (suspicion,) = (part.splitlines() for part in shown if part.startswith("Suspicion: "))
@@ -195,7 +195,7 @@ def test_entropies_at_two_temperatures_stand_in_two_tables(tmp_path: Path, capsy
         {"step": step, "stage": f"s{t}", "reward/mean": 0.5, "policy/entropy": e}
         for step, t, e in ((1, 1.0, 0.91), (2, 1.0, 0.92), (3, 0.6, 0.31), (4, 0.6, 0.32))
     ]
-    made.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(made.metrics, *rows)
     report = told(capsys, "r", "--runs", str(tmp_path / "runs"))
     assert [row["temperature"] for row in report["training"]] == [1.0, 1.0, 0.6, 0.6]
     assert run(["analyze", "r", "--runs", str(tmp_path / "runs")]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
 from rocstar.types import Completion, Group, Problem, Sampling, Status, Stop, ToolResult, Verdict
+from tests.commands import json_of
 from tests.rollout.examples import CODEC, conversation, program, roller
 from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
 from tests.tiny_run import finished_run
@@ -119,7 +119,7 @@ async def test_an_attempt_goes_on_from_the_very_tokens_that_were_recorded(tmp_pa
     begun = list(begun_attempts(kept(tmp_path / "samples.parquet", groups), {}))
     for one, group in zip(variants_of(begun, made.conversation, seed=1), groups, strict=True):
         first = group.trajectories[0].turns[0]
-        assert one.begun.attempt.turns[0].completion.token_ids == first.completion.token_ids
+        assert one.attempt.turns[0].completion.token_ids == first.completion.token_ids
         assert one.replies[ReplyText.TRUE] == first.reply_ids
         assert "use " not in CODEC.decode(one.replies[ReplyText.BLANK])
 
@@ -134,8 +134,7 @@ def test_a_run_is_tested_by_its_own_weights(
 ) -> None:
     folder, _ = finished_run(tmp_path_factory.getbasetemp())
     runs = folder / "runs"
-    assert run(["analyze", "last", "--swap", "--json", "--runs", str(runs)]) == 0
-    found = json.loads(capsys.readouterr().out)["swap"]
+    found = json_of(capsys, "analyze", "last", "--swap", "--runs", str(runs))["swap"]
     assert found and all(test["evaluation"].startswith("tiny/") for test in found)
     for test in found:
         controls = [row for row in test["rows"] if row["told"] == "true"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,20 @@ from typing import Any
 import pytest
 
 from rocstar.analysis.attempts import Attempt, CallFacts, read_attempts
-from rocstar.analysis.tally import AttemptCounts, after_errors, right_after
+from rocstar.analysis.tally import Counts, after_errors, right_after
+from rocstar.record.rollouts import AttemptRecord
 from rocstar.types import Stop, Verdict
 from tests.analysis.rows import attempt, turn, written
 
 FAILS = "NameError: name 'x' is not defined\n"
+
+
+def counted(folder: Path, records: Sequence[AttemptRecord]) -> Counts:
+    counts = Counts()
+    for one in read_attempts(written(folder / "a.parquet", records), tokens=False):
+        assert one.step == 1
+        counts.add(one)
+    return counts
 
 
 @pytest.mark.parametrize(
@@ -36,9 +46,7 @@ def test_what_comes_after_a_failed_call_is_told_by_the_next_turns_call(calls: An
 def test_an_undecided_attempt_is_not_right(tmp_path: Path) -> None:
     records = [attempt([turn(None)], index=n, right=n < 3) for n in range(4)]
     records.append(attempt([turn(None)], index=4, right=Verdict.UNDECIDED))
-    tally = AttemptCounts()
-    list(tally.watched(read_attempts(written(tmp_path / "a.parquet", records), tokens=False)))
-    figures = tally.steps[1].figures()
+    figures = counted(tmp_path, records).figures()
     assert (figures["right_share"], figures["undecided_share"]) == (3 / 5, 1 / 5)
 
 
@@ -50,9 +58,8 @@ def test_a_file_is_counted_by_hand(tmp_path: Path) -> None:
         attempt([turn("x", FAILS)], problem="b", index=1, right=False, stop=Stop.MAX_TURNS),
         attempt([turn(None)], problem="b", index=2, right=None),
     ]
-    tally = AttemptCounts()
-    assert len(list(tally.watched(read_attempts(written(tmp_path / "a.parquet", records), tokens=False)))) == 5
-    figures = tally.steps[1].figures()
+    tally = counted(tmp_path, records)
+    figures = tally.figures()
     by_hand = {
         "right_share": 0.5,  # of four with a verdict
         "failed_call_share": 0.5,
@@ -67,7 +74,9 @@ def test_a_file_is_counted_by_hand(tmp_path: Path) -> None:
     assert {name: figures[name] for name in by_hand} == pytest.approx(by_hand)
     assert figures["errors"] == {"NameError": 2}
     assert figures["after_error"]["repaired"] == figures["after_error"]["cut"] == 1
-    assert (right_after(tally.whole())["repaired"], right_after(tally.whole())["cut"]) == (1.0, 0.0)
+    whole = Counts.of_all([tally, Counts(), tally])
+    assert whole.errors == {"NameError": 4} and whole.attempts == 10
+    assert (right_after(whole)["repaired"], right_after(whole)["cut"]) == (1.0, 0.0)
 
 
 def test_attempts_that_a_fault_of_ours_ended_are_left_out(tmp_path: Path) -> None:

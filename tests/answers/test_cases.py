@@ -1,6 +1,4 @@
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -9,25 +7,21 @@ from rocstar.answers.grade import Grader, Pair
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.types import Verdict
-
-
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+from tests.files import jsonl
 
 
 def test_columns_are_text_and_gold_or_the_named_ones(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", {"text": "5", "gold": 6})
+    file = jsonl(tmp_path / "a.jsonl", {"text": "5", "gold": 6})
     assert [(case.text, case.gold) for case in load_cases(file, read_rows(file))] == [("5", "6")]
     said = [{"role": "assistant", "content": "5"}, {"role": "tool", "content": "7"}]
-    other = write(tmp_path / "b.jsonl", {"pred": said, "answer": "6", "ok": False}, {"pred": 1})
+    other = jsonl(tmp_path / "b.jsonl", {"pred": said, "answer": "6", "ok": False}, {"pred": 1})
     (case,) = load_cases(other, read_rows(other), text="pred", gold="answer", expected="ok", limit=1)
     assert (case.text, case.gold, case.expected, case.line) == ("5", "6", Verdict.WRONG, 1)
 
 
 def test_a_file_of_problems_lacks_what_a_model_wrote(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column 'text', what a model wrote, among question, answer; name it with -"):
-        load_cases(file := write(tmp_path / "a.jsonl", {"question": "q", "answer": "6"}), read_rows(file))
+        load_cases(file := jsonl(tmp_path / "a.jsonl", {"question": "q", "answer": "6"}), read_rows(file))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +63,7 @@ async def test_the_summary_counts_what_was_decided() -> None:
     assert (figures["right"], figures["wrong"], figures["undecided"]) == (1, 2, 0)
     assert figures["methods"] == {"integer": 2, "no_answer": 1}
     assert (figures["expected"], figures["agreed"], figures["agreement"]) == (2, 1, 0.5)
-    assert found[0].milliseconds > 0
+    assert found[0]["milliseconds"] > 0
 
 
 def test_a_cell_is_one_short_line_that_any_terminal_shows() -> None:

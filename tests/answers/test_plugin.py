@@ -16,7 +16,7 @@ from rocstar.answers.cases import Case
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import (
     NAMES,
-    RewardCalls,
+    Reward,
     RewardVerifier,
     Transcript,
     columns_for,
@@ -28,23 +28,24 @@ from rocstar.answers.plugin import (
 from rocstar.cli.verbs import answers
 from rocstar.config.sections import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
+from rocstar.evaluation.endpoint import CodePoints
 from rocstar.support.plugins import own_loop
 from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Stop, Turn, Verdict
 from tests.answers.reward_functions import seen
-from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn, verified
+from tests.contracts.test_verifier import attempt, printed, problem, turn, verified
 
 RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
 HERE = "tests.answers.reward_functions:"
 
 
-def calls(name: str, seconds: float = 60.0) -> RewardCalls:
-    return RewardCalls(load_reward(HERE + name), seconds)
+def loaded(name: str, seconds: float = 60.0) -> Reward:
+    return replace(load_reward(HERE + name), seconds=seconds)
 
 
 async def asked(
     name: str, text: str, answer: str = "5", stop: Stop = Stop.ANSWERED, right_above: float = 0.5
 ) -> Outcome | VerifierUnavailable:
-    reward = RewardVerifier(Letters(), calls(name, 0.2), right_above=right_above)
+    reward = RewardVerifier(CodePoints(), loaded(name, 0.2), right_above=right_above)
     (found,) = await reward.verify_all([(problem(answer), attempt(turn(text), stop=stop))])
     return found
 
@@ -60,7 +61,7 @@ async def test_each_signature_gets_the_text_and_the_reference(name: str) -> None
 async def test_a_call_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = Mock(wraps=plugin.run_in_daemon_thread)
     monkeypatch.setattr(plugin, "run_in_daemon_thread", begun)
-    reward = RewardVerifier(Letters(), calls("moody", 0.2))
+    reward = RewardVerifier(CodePoints(), loaded("moody", 0.2))
     for _ in range(2):
         found = await reward.verify_all([(problem("5"), attempt(turn("sleep")))] * 50)
         assert all(isinstance(one, VerifierUnavailable) for one in found)
@@ -77,7 +78,7 @@ async def test_the_wait_for_other_groups_is_no_part_of_a_calls_time() -> None:
         time.sleep(0.3)
         return 1.0
 
-    reward = RewardVerifier(Letters(), RewardCalls(reward_of("f", slow), seconds=1.0))
+    reward = RewardVerifier(CodePoints(), replace(reward_of("f", slow), seconds=1.0))
     groups = await asyncio.gather(*(reward.verify_all([(problem("5"), attempt(turn("5")))]) for _ in range(4)))
     assert all(isinstance(found, Outcome) for (found,) in groups)
 
@@ -101,7 +102,7 @@ def test_an_async_function_judges_all_attempts_at_once_on_one_loop_for_the_clien
     reward = reward_of("judge", judge)
     asked = [(problem("5"), attempt(turn(text))) for text in "54555"]
     for _ in range(2):
-        found = asyncio.run(RewardVerifier(Letters(), RewardCalls(reward)).verify_all(asked))
+        found = asyncio.run(RewardVerifier(CodePoints(), reward).verify_all(asked))
         assert [isinstance(one, Outcome) for one in found] == [True, False, True, True, True]
     assert len(loops) == 10 and len(set(loops)) == 1
 
@@ -110,9 +111,9 @@ def test_nothing_is_logged_of_an_async_call_that_is_no_longer_waited_for(caplog:
     async def slow(solution_str: str, **_: Any) -> None:
         await asyncio.sleep(60)
 
-    calls = RewardCalls(reward_of("slow", slow), seconds=0.1)
+    reward = replace(reward_of("slow", slow), seconds=0.1)
     with pytest.raises(VerifierUnavailable, match="An async def must leave its event loop free"):
-        asyncio.run(calls.reward_of(problem("5"), Transcript.of_text("5"), "it"))
+        asyncio.run(reward.judge(problem("5"), Transcript.of_text("5"), "it"))
     for _ in range(5):
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), own_loop()).result()
     gc.collect()
@@ -133,7 +134,7 @@ async def test_a_case_that_fails_loses_no_other_and_a_text_is_no_number() -> Non
 
 
 async def test_none_is_undecided_and_columns_of_the_problem_are_offered() -> None:
-    verifier = RewardVerifier(Letters(), calls("trl_unsure"))
+    verifier = RewardVerifier(CodePoints(), loaded("trl_unsure"))
     hard = replace(problem("5"), metadata={"level": 3})
     assert (await verified(verifier, hard, attempt(turn("5")))).verdict is UNDECIDED
     assert (await verified(verifier, problem("5"), attempt(turn("5")))).verdict is RIGHT
@@ -208,7 +209,7 @@ async def test_other_finite_numbers_of_a_dict_are_parts_of_the_reward() -> None:
     }
     given: dict[Any, Any] = {"score": 0.25, "form": True, 3: 2.5, **none}
     for function in (lambda solution_str: given, lambda completions: [given]):
-        reward = RewardVerifier(Letters(), RewardCalls(reward_of("f", function)))
+        reward = RewardVerifier(CodePoints(), reward_of("f", function))
         for stop, earned in ((Stop.ANSWERED, 0.25), (Stop.MAX_TOKENS, 0.0)):
             found = await verified(reward, problem("5"), attempt(turn("5"), stop=stop))
             assert (found.reward, found.parts) == (earned, {"form": 1.0, "3": 2.5})
@@ -259,7 +260,7 @@ async def test_a_class_is_made_and_true_is_right() -> None:
     ],
 )
 def test_a_name_that_cannot_work_is_refused_in_one_sentence_before_anything_starts(name: str, told: str) -> None:
-    for refuse in (columns_for, lambda name: verifier_named(name, Letters(), Grader())):
+    for refuse in (columns_for, lambda name: verifier_named(name, CodePoints(), Grader())):
         with pytest.raises(ConfigError) as error:
             refuse(name)
         assert told in str(error.value) and "\n" not in str(error.value)
@@ -270,9 +271,9 @@ async def test_every_name_makes_a_verifier_with_the_settings_it_knows() -> None:
     assert columns_for(HERE + "greedy") == ["width"]
     for name in (*NAMES, HERE + "trl"):
         assert not columns_for(name)
-        found = await verified(verifier_named(name, Letters(), Grader()), problem("5"), cut)
+        found = await verified(verifier_named(name, CodePoints(), Grader()), problem("5"), cut)
         assert (found.verdict, found.method) == (WRONG, "truncated")
-    foreign = verifier_named("boxed", Letters(), Grader(), truncated="graded", phrases=True)
+    foreign = verifier_named("boxed", CodePoints(), Grader(), truncated="graded", phrases=True)
     assert (await verified(foreign, problem("5"), cut)).verdict is RIGHT
 
 
@@ -281,7 +282,7 @@ async def test_every_name_makes_a_verifier_with_the_settings_it_knows() -> None:
     [("XIV", "XIV", RIGHT), ("XIV", "XVI", WRONG), ("a3b2", "b2a3", WRONG), ("007", "7", WRONG), ("Hi", "hi", WRONG)],
 )
 async def test_boxed_text_compares_letter_for_letter(gold: str, said: str, verdict: Verdict) -> None:
-    verifier = verifier_named("boxed_text", Letters(), Grader())
+    verifier = verifier_named("boxed_text", CodePoints(), Grader())
     found = await verified(verifier, problem(gold), attempt(turn(rf"\boxed{{\text{{{said}}}}}")))
     assert (found.verdict, found.extracted) == (verdict, rf"\text{{{said}}}")
 
@@ -289,7 +290,7 @@ async def test_boxed_text_compares_letter_for_letter(gold: str, said: str, verdi
 async def given(name: str, problem: Problem, *turns: Turn, ends: Sequence[int] = ()) -> dict[str, Any]:
     """What the function of this name was given for an attempt."""
     seen.clear()
-    verifier = RewardVerifier(Letters(), calls(name), ends=ends)
+    verifier = RewardVerifier(CodePoints(), loaded(name), ends=ends)
     assert (await verified(verifier, problem, attempt(*turns))).verdict is RIGHT
     return seen.pop()
 
@@ -323,19 +324,19 @@ async def test_verl_is_given_the_row_s_own_data_source_and_extra_info() -> None:
 
 async def test_what_ends_a_turn_is_not_shown_to_a_function() -> None:
     """A pattern that ends with $ would never match."""
-    letters = Letters().encode("5.")
+    letters = CodePoints().encode("5.")
     assert (await given("verl_of_rows", problem("5"), turn("5."), ends=letters[-1:]))["text"] == "5"
     assert (await given("verl_of_rows", problem("5"), turn("5."), ends=letters[:1]))["text"] == "5."
 
 
 async def test_a_function_may_count_the_tokens_after_the_prompt() -> None:
-    verifier = RewardVerifier(Letters(), calls("trl_of_lengths"))
+    verifier = RewardVerifier(CodePoints(), loaded("trl_of_lengths"))
     found = await verified(verifier, problem("5"), attempt(turn("abc", printed("5")), turn("de")))
-    assert found.reward == len(Letters().encode("abc" + "reply" + "de"))
+    assert found.reward == len(CodePoints().encode("abc" + "reply" + "de"))
 
 
 async def test_an_error_without_words_is_told_by_its_type_and_waited_for_no_longer() -> None:
-    found = await RewardVerifier(Letters(), calls("mute", 30)).verify_all([(problem("5"), attempt(turn("5")))])
+    found = await RewardVerifier(CodePoints(), loaded("mute", 30)).verify_all([(problem("5"), attempt(turn("5")))])
     assert "raised Mute (its text cannot be read)" in str(found[0])
 
 
@@ -344,6 +345,6 @@ async def test_a_function_that_changes_what_it_gets_changes_nothing_for_the_next
     said = ({"role": "user", "content": "q"},)
     one = replace(problem("5"), metadata={"cases": {"inputs": [1, 2]}}, messages=said)
     asked = [(one, attempt(turn("5"))), (one, attempt(turn("6")))]
-    found = await RewardVerifier(Letters(), calls(name)).verify_all(asked)
+    found = await RewardVerifier(CodePoints(), loaded(name)).verify_all(asked)
     assert [isinstance(each, Outcome) and each.reward for each in found] == [2.0, 2.0]
     assert one.metadata == {"cases": {"inputs": [1, 2]}} and one.messages[0]["content"] == "q"

@@ -8,6 +8,8 @@ import pytest
 
 from rocstar.cli import main as cli
 from rocstar.support.exits import FAILED, OK, USAGE
+from tests.commands import json_of
+from tests.files import jsonl
 
 
 @pytest.fixture
@@ -18,7 +20,7 @@ def cases(tmp_path: Path) -> str:
         {"text": r"\boxed{x}", "gold": "9^{9^{9^{9}}}", "good": False},
     ]
     file = tmp_path / "cases.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(file, *rows)
     return str(file)
 
 
@@ -36,8 +38,7 @@ def test_verify_shows_each_case_and_a_summary(cases: str, capsys: pytest.Capture
 
 
 def test_verify_prints_one_json_object(cases: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["verify", "--cases", cases, "--json", "--strict"]) == OK
-    shown = json.loads(capsys.readouterr().out)
+    shown = json_of(capsys, "verify", "--cases", cases, "--strict")
     assert [row["method"] for row in shown["rows"]] == ["no_answer"] * 3
     assert shown["summary"]["wrong"] == 3
 
@@ -87,9 +88,8 @@ def test_a_reward_alone_is_tried_on_problems(
             for row, (prompt, model) in zip(ROWS, told, strict=True)
         ]
     file = modules / f"problems.{form}"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert cli.run(["reward", "test", "reward_of_a_test.py:within", "--data", str(file), "--json"]) == OK
-    shown = json.loads(capsys.readouterr().out)
+    jsonl(file, *rows)
+    shown = json_of(capsys, "reward", "test", "reward_of_a_test.py:within", "--data", str(file))
     assert shown["summary"]["agreement"] == 1.0 and shown["summary"]["cases"] == 6
     assert [row["text"] for row in shown["rows"]][:2] == ["<answer>\\boxed{2}</answer>", "<answer>\\boxed{3}</answer>"]
     assert [row["expected"] for row in shown["rows"]] == ["right", "wrong"] * 3
@@ -102,8 +102,7 @@ def test_problems_may_have_other_columns_and_no_expected_verdict(
 ) -> None:
     (tmp_path / "p.jsonl").write_text('{"ask": "1+1?", "is": "2"}\n')
     command = ["reward", "test", "rocstar.adapters.rewards:compute_score", "--data", f"{tmp_path}/p.jsonl"]
-    assert cli.run([*command, "--question", "ask", "--gold", "is", "--json"]) == OK
-    assert json.loads(capsys.readouterr().out)["summary"]["agreement"] == 1.0
+    assert json_of(capsys, *command, "--question", "ask", "--gold", "is")["summary"]["agreement"] == 1.0
     assert cli.run([*command, "--question", "ask", "--expected", "good"]) == USAGE
     assert "--expected names a column of cases" in capsys.readouterr().err
 
@@ -122,7 +121,7 @@ def test_a_graded_reward_is_compared_with_the_grade_that_somebody_expected(
 ) -> None:
     (tmp_path / "half_reward_for_a_test.py").write_text("def f(completions, grade, **columns):\n    return [0.5]\n")
     data = tmp_path / "graded.jsonl"
-    data.write_text("".join(json.dumps({"text": "1", "gold": "2", "grade": grade}) + "\n" for grade in (0.5, 1, 0.25)))
+    jsonl(data, *({"text": "1", "gold": "2", "grade": grade} for grade in (0.5, 1, 0.25)))
     asked = ["reward", "test", f"{tmp_path}/half_reward_for_a_test.py:f", "--data", str(data)]
     assert cli.run([*asked, "--expected", "grade", "--limit", "2"]) == OK
     assert "expected: 2\nagreed: 1\n" in capsys.readouterr().out
@@ -138,7 +137,6 @@ def test_of_problems_without_a_reference_nothing_is_expected_and_their_own_colum
         "def f(completions, solution, **columns):\n    return [float(solution == ['2'])]\n"
     )
     asked = ["reward", "test", f"{tmp_path}/own_reward_for_a_test.py:f", "--data", f"{tmp_path}/p.jsonl", "--gold", ""]
-    assert cli.run([*asked, "--json"]) == OK
-    shown = json.loads(capsys.readouterr().out)
+    shown = json_of(capsys, *asked)
     assert [row["reward"] for row in shown["rows"]] == [1.0, 1.0]
     assert not any("expected" in row for row in shown["rows"]) and "agreement" not in shown["summary"]

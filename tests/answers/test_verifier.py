@@ -8,14 +8,15 @@ from rocstar.answers.grade import Grader
 from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier
 from rocstar.errors import VerifierUnavailable
+from rocstar.evaluation.endpoint import CodePoints
 from rocstar.types import FormatFacts, Status, Stop, Trajectory, Verdict
-from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn, verified
+from tests.contracts.test_verifier import attempt, printed, problem, turn, verified
 
 RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
 
 
 async def boxed(trajectory: Trajectory, answer: str = "5", **settings: Any) -> tuple[Verdict, str | None, str]:
-    outcome = await verified(BoxedVerifier(Letters(), Grader(), **settings), problem(answer), trajectory)
+    outcome = await verified(BoxedVerifier(CodePoints(), Grader(), **settings), problem(answer), trajectory)
     return outcome.verdict, outcome.extracted, outcome.method
 
 
@@ -54,14 +55,14 @@ async def test_the_last_box_of_any_turn_counts_and_more_or_less_on_request(
 async def test_a_box_in_the_code_of_a_call_is_no_answer(text: str) -> None:
     for strict in (False, True):
         assert await boxed(attempt(turn(text)), strict=strict) == NONE
-    facts = (await verified(BoxedVerifier(Letters(), Grader()), problem("5"), attempt(turn(text)))).format_facts
+    facts = (await verified(BoxedVerifier(CodePoints(), Grader()), problem("5"), attempt(turn(text)))).format_facts
     assert (facts.answer_tags, facts.boxed) == (0, False)
 
 
 async def test_a_truncated_attempt_gets_nothing_for_what_its_tool_printed() -> None:
     cut = attempt(turn("c", printed("5")), turn("so"), stop=Stop.MAX_TOKENS)
-    outcome = await verified(ToolOutputVerifier(Letters()), problem("5"), cut)
-    graded = await verified(ToolOutputVerifier(Letters(), truncated="graded"), problem("5"), cut)
+    outcome = await verified(ToolOutputVerifier(CodePoints()), problem("5"), cut)
+    graded = await verified(ToolOutputVerifier(CodePoints(), truncated="graded"), problem("5"), cut)
     assert (outcome.verdict, outcome.method, graded.verdict) == (WRONG, "truncated", RIGHT)
 
 
@@ -84,7 +85,7 @@ def test_the_form_is_counted_over_all_turns(turns: list[str], tags: int, reason_
 
 async def test_format_facts_come_from_what_the_assistant_wrote() -> None:
     trajectory = attempt(turn("x", printed("<answer>1</answer>")), turn(r"<answer>\boxed{5}</answer><reason>"))
-    facts = (await verified(BoxedVerifier(Letters(), Grader()), problem("5"), trajectory)).format_facts
+    facts = (await verified(BoxedVerifier(CodePoints(), Grader()), problem("5"), trajectory)).format_facts
     assert (facts.answer_tags, facts.reason_after_answer, facts.boxed) == (1, True, True)
 
 
@@ -104,12 +105,12 @@ async def test_format_facts_come_from_what_the_assistant_wrote() -> None:
 )
 async def test_tool_output_is_compared_with_a_relative_tolerance(answer: str, output: str, verdict: Verdict) -> None:
     trajectory = attempt(turn("c", printed(output)), turn(""))
-    outcome = await verified(ToolOutputVerifier(Letters()), problem(answer), trajectory)
+    outcome = await verified(ToolOutputVerifier(CodePoints()), problem(answer), trajectory)
     assert outcome.verdict is verdict
 
 
 async def test_the_last_tool_result_counts_and_a_failed_one_is_no_answer() -> None:
-    verifier = ToolOutputVerifier(Letters())
+    verifier = ToolOutputVerifier(CodePoints())
     failed = turn("c", printed("5", Status.CODE_ERROR))
     right = await verified(verifier, problem("5"), attempt(failed, turn("c", printed("5"))))
     wrong = await verified(verifier, problem("5"), attempt(turn("c", printed("5")), failed))
@@ -122,7 +123,9 @@ async def test_a_worker_that_dies_on_one_answer_costs_no_other_attempt_its_verdi
     checker = SymbolicChecker(target="tests.answers.targets:scripted", prepare="", workers=1)
     grader = Grader(checker, graders=("prime",))
     said = [r"\boxed{fine}", r"\boxed{die}", r"\boxed{well}"]
-    outcomes = await BoxedVerifier(Letters(), grader).verify_all([(problem("x"), attempt(turn(text))) for text in said])
+    outcomes = await BoxedVerifier(CodePoints(), grader).verify_all(
+        [(problem("x"), attempt(turn(text))) for text in said]
+    )
     await grader.close()
     assert [isinstance(outcome, VerifierUnavailable) for outcome in outcomes] == [False, True, False]
     assert [getattr(outcome, "verdict", None) for outcome in outcomes] == [RIGHT, None, RIGHT]

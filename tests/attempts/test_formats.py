@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rocstar.errors import DataError
-from rocstar.record.formats import ENDINGS, FORMS, Origin, as_written, export, feedback_of, structured
+from rocstar.record.formats import ENDINGS, FORMS, as_written, export, feedback_of, structured
 from rocstar.record.rollouts import segments_of
 
 SETTINGS = {"rollout": {"feedback_max_chars": 100, "feedback_truncate": "left", "feedback_errors": "short"}}
-ORIGIN = Origin("small", feedback_of(SETTINGS))
+FEEDBACK = feedback_of(SETTINGS)
 CALL = '\n{"name": "python", "arguments": {"code": "print(a)"}}\n'
 
 
@@ -45,7 +45,7 @@ def row(question: str = "1+1?", told: str = "<answer>2</answer>", **more: Any) -
 
 
 def test_calls_and_replies_become_messages_that_name_each_other() -> None:
-    asked, calling, reply, answer = structured(row(), ORIGIN.feedback)
+    asked, calling, reply, answer = structured(row(), FEEDBACK)
     assert asked == {"role": "user", "content": "1+1?"}
     assert calling["content"] == "I try."
     assert json.loads(calling["tool_calls"][0]["function"]["arguments"]) == {"code": "print(a)"}
@@ -60,7 +60,7 @@ def test_harmony_s_channels_are_thoughts_and_answers() -> None:
     one = row(text=[thought.format("I try.") + call, said])
     one["turns"][0]["calls"][0]["raw"] = call
     one["turns"][0]["segments"] = segments_of(one["text"][0], one["turns"][0]["calls"])
-    _, calling, _, answer = structured(one, ORIGIN.feedback)
+    _, calling, _, answer = structured(one, FEEDBACK)
     assert calling["content"] == "I try." and calling["tool_calls"]
     assert answer == {"role": "assistant", "content": "2", "thinking": "It is 2."}
 
@@ -68,9 +68,9 @@ def test_harmony_s_channels_are_thoughts_and_answers() -> None:
 def test_a_call_that_did_not_parse_stays_in_the_text() -> None:
     broken = row()
     broken["turns"][0]["calls"][0] |= {"parse_error": "no JSON", "arguments": {}}
-    calling = structured(broken, ORIGIN.feedback)[1]
+    calling = structured(broken, FEEDBACK)[1]
     assert calling == {"role": "assistant", "content": f"I try.<tool_call>{CALL}</tool_call>"}
-    assert as_written(broken, ORIGIN.feedback)[1] == calling
+    assert as_written(broken, FEEDBACK)[1] == calling
 
 
 def test_settings_that_do_not_say_what_the_model_read_are_refused() -> None:
@@ -81,10 +81,10 @@ def test_settings_that_do_not_say_what_the_model_read_are_refused() -> None:
 def test_every_form_has_all_attempts(tmp_path: Path) -> None:
     for form in FORMS:
         path = tmp_path / f"{form}.{ENDINGS[form]}"
-        assert export((row(index=index) for index in range(3)), ORIGIN, form, path) == 3
+        assert export((row(index=index) for index in range(3)), FEEDBACK, form, path) == 3
     lines = [json.loads(line) for line in (tmp_path / "trl.jsonl").read_text().splitlines()]
     assert [line["index"] for line in lines] == [0, 1, 2]
-    assert lines[0]["prompt"] + lines[0]["completion"] == structured(row(), ORIGIN.feedback)
+    assert lines[0]["prompt"] + lines[0]["completion"] == structured(row(), FEEDBACK)
     with (tmp_path / "csv.csv").open(newline="") as file:
         assert [(one["gold"], one["reward_parts"]) for one in csv.DictReader(file)] == [("2", '{"form": 0.5}')] * 3
     assert lines[0]["reward_parts"] == {"form": 0.5}
@@ -95,10 +95,10 @@ def test_a_problem_of_messages_keeps_its_system_text_and_its_earlier_turns(tmp_p
     """Else a model would be taught the attempt after another prompt."""
     own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
     attempt = row(prompt_messages=own)
-    assert structured(attempt, ORIGIN.feedback)[:3] == [*own, structured(row(), ORIGIN.feedback)[1]]
+    assert structured(attempt, FEEDBACK)[:3] == [*own, structured(row(), FEEDBACK)[1]]
     found = {}
     for form in ("messages", "trl"):
-        export([attempt], ORIGIN, form, tmp_path / form)
+        export([attempt], FEEDBACK, form, tmp_path / form)
         found[form] = json.loads((tmp_path / form).read_text())
     assert found["trl"]["prompt"] == found["messages"]["messages"][:2] == own
     assert found["trl"]["completion"][0]["role"] == "assistant"
@@ -106,7 +106,7 @@ def test_a_problem_of_messages_keeps_its_system_text_and_its_earlier_turns(tmp_p
 
 def test_a_source_that_breaks_off_leaves_the_older_file(tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
-    export([row()], ORIGIN, "messages", path)
+    export([row()], FEEDBACK, "messages", path)
     before = path.read_bytes()
 
     def breaks() -> Any:
@@ -114,7 +114,7 @@ def test_a_source_that_breaks_off_leaves_the_older_file(tmp_path: Path) -> None:
         raise DataError("cut")
 
     with pytest.raises(DataError):
-        export(breaks(), ORIGIN, "messages", path)
+        export(breaks(), FEEDBACK, "messages", path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["kept.jsonl"]
 
@@ -122,12 +122,12 @@ def test_a_source_that_breaks_off_leaves_the_older_file(tmp_path: Path) -> None:
 def test_an_attempt_that_wrote_nothing_has_every_form(tmp_path: Path) -> None:
     nothing = row(text=[], turns=[], verdict=None, fault="EngineUnavailable: gone")
     for form in FORMS:
-        assert export([nothing], ORIGIN, form, tmp_path / f"{form}.{ENDINGS[form]}") == 1
+        assert export([nothing], FEEDBACK, form, tmp_path / f"{form}.{ENDINGS[form]}") == 1
 
 
 def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    export([row(question="=HYPERLINK(1)", extracted="-5"), row(extracted="-cmd", gold="@x")], ORIGIN, "csv", path)
+    export([row(question="=HYPERLINK(1)", extracted="-5"), row(extracted="-cmd", gold="@x")], FEEDBACK, "csv", path)
     with path.open(newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["question"], first["extracted"]) == ("'=HYPERLINK(1)", "-5")

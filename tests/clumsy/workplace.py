@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.files import jsonl
 from tests.record.examples import run
-from tests.tiny_run import RECIPE, workplace, write_rows
+from tests.tiny_run import RECIPE, workplace
 
 Spoil = Callable[[Path], Any]
 
@@ -57,7 +58,7 @@ def replaced(old: str, new: str) -> Spoil:
 
 
 def rows(name: str, *lines: dict[str, Any]) -> Spoil:
-    return lambda place: write_rows(place / name, list(lines))
+    return lambda place: jsonl(place / name, *lines)
 
 
 def folder(name: str) -> Spoil:

@@ -2,17 +2,18 @@
 order, and reward for RIGHT only."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
 
 import pytest
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import NAMES, RewardCalls, RewardVerifier, load_reward, verifier_named
+from rocstar.answers.plugin import NAMES, RewardVerifier, load_reward, verifier_named
 from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.answers.verifier import BoxedVerifier
 from rocstar.errors import ContractBroken
+from rocstar.evaluation.endpoint import CodePoints
 from rocstar.protocols import Verifier
 from rocstar.types import (
     Completion,
@@ -49,16 +50,6 @@ HOSTILE = {
 }
 
 
-class Letters:
-    """A codec with one token per character."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(map(chr, token_ids))
-
-
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
     grader = Grader(SymbolicChecker(deadline_seconds=0.7, memory_bytes=512 << 20))
@@ -66,15 +57,15 @@ def grader() -> Iterator[Grader]:
     asyncio.run(grader.close())
 
 
-def reward_calls(name: str) -> RewardCalls:
-    return RewardCalls(load_reward(f"tests.answers.reward_functions:{name}"))
+def judged_by(function: str, grader: Grader) -> Verifier:
+    return RewardVerifier(CodePoints(), load_reward(f"tests.answers.reward_functions:{function}"))
 
 
 MAKERS: dict[str, Callable[[Grader], Verifier]] = {
-    **{name: partial(verifier_named, name, Letters()) for name in NAMES},
-    "boxed_foreign": lambda grader: BoxedVerifier(Letters(), grader, truncated="graded", phrases=True),
-    "trl_function": lambda grader: RewardVerifier(Letters(), reward_calls("trl")),
-    "verl_function": lambda grader: RewardVerifier(Letters(), reward_calls("verl")),
+    **{name: partial(verifier_named, name, CodePoints()) for name in NAMES},
+    "boxed_foreign": lambda grader: BoxedVerifier(CodePoints(), grader, truncated="graded", phrases=True),
+    "trl_function": partial(judged_by, "trl"),
+    "verl_function": partial(judged_by, "verl"),
     "scripted": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
     "scripted_undecided": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.UNDECIDED),
 }
@@ -86,12 +77,12 @@ def verifier(request: pytest.FixtureRequest, grader: Grader) -> Verifier:
 
 
 def turn(text: str, result: ToolResult | None = None) -> Turn:
-    ids = tuple(Letters().encode(text))
+    ids = tuple(CodePoints().encode(text))
     completion = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
     if result is None:
         return Turn(completion=completion)
     call = ToolCall(id=result.call_id, tool="python", arguments={"code": ""}, raw="")
-    return Turn(completion=completion, calls=(call,), results=(result,), reply_ids=tuple(Letters().encode("reply")))
+    return Turn(completion=completion, calls=(call,), results=(result,), reply_ids=tuple(CodePoints().encode("reply")))
 
 
 def printed(text: str, status: Status = Status.OK) -> ToolResult:

@@ -1,6 +1,5 @@
 """Hugging Face datasets as sources, offline: folders of plain files, and folders that `save_to_disk` wrote."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from rocstar.data.pool.build import build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
+from tests.files import jsonl
 
 ROWS = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(5)]
 CARD = """---
@@ -40,8 +40,8 @@ def published(folder: Path) -> Path:
     """A dataset of two configs as it lies on the hub, without a script."""
     folder.mkdir()
     (folder / "README.md").write_text(CARD)
-    (folder / "easy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (folder / "hard.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    jsonl(folder / "easy.jsonl", *ROWS)
+    jsonl(folder / "hard.jsonl", ROWS[0])
     return folder
 
 

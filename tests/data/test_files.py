@@ -11,6 +11,7 @@ import pytest
 from rocstar.data.problems import load_problems
 from rocstar.errors import DataError
 from rocstar.types import problem_id
+from tests.files import jsonl
 from tests.published import DATA
 
 ROWS = [{"question": "1+1?", "answer": "2", "level": 1}, {"question": "2+2?", "answer": "4", "level": 1}]
@@ -21,10 +22,6 @@ def write(path: Path, content: str | bytes) -> Path:
     raw = content.encode() if isinstance(content, str) else content
     path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
     return path
-
-
-def jsonl(path: Path, *rows: Any) -> Path:
-    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def message_of(path: Path, **columns: Any) -> str:
@@ -130,7 +127,7 @@ def test_a_column_that_is_not_there_is_named(
     ],
 )
 def test_a_bad_row_names_file_line_and_field(tmp_path: Path, bad: str, wanted: list[str]) -> None:
-    message = message_of(write(tmp_path / "a.jsonl", json.dumps(ROWS[0]) + "\n" + bad + "\n"))
+    message = message_of(jsonl(tmp_path / "a.jsonl", ROWS[0], bad))
     assert all(part in message for part in wanted), message
 
 

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import PAPER, prompt_of
 from rocstar.errors import DataError
 from rocstar.types import Problem, problem_id
+from tests.files import jsonl
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
 MORE = [{"role": "user", "content": "1+1? Put the answer after ####."}]
@@ -75,8 +75,7 @@ def test_a_bad_row_is_told_with_its_place(row: dict[str, Any], wanted: str) -> N
 
 
 def read(path: Path, *rows: dict[str, Any], **asked: Any) -> list[Problem]:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_problems(path, **asked)
+    return load_problems(jsonl(path, *rows), **asked)
 
 
 def test_a_prompt_of_messages_keeps_its_system_text_and_its_earlier_turns(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -67,13 +66,6 @@ def read(layout: str, row: dict[str, Any]) -> Chat:
     return made
 
 
-def written(path: Path, *rows: Any) -> Path:
-    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8") as file:
-        file.write(text)
-    return path
-
-
 def built(
     out: Path, *sources: dict[str, Any], environment: Any = None, note: Any = print, **parts: Any
 ) -> dict[str, Any]:
@@ -97,9 +89,7 @@ def real(*parts: str) -> Path:
 def shown(conversation: Chat) -> list[tuple[str, Any]]:
     """(role, content or calls) of each message; the conversation must be sound."""
     check(conversation, CHAT.markers)
-    return [
-        (str(m.role), [(c.name, c.arguments) for c in m.calls] if m.calls else m.content) for m in conversation.messages
-    ]
+    return [(str(m.role), list(m.calls) if m.calls else m.content) for m in conversation.messages]
 
 
 def reason(layout: str, row: dict[str, Any]) -> Refusal:

@@ -18,7 +18,8 @@ from rocstar.data.sft.recipe import MixRecipe
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.template import PAPER
 from rocstar.errors import ConfigError, DataError
-from tests.data_sft.support import WEATHER, built, calls, lines, result, says, user, written
+from tests.data_sft.support import WEATHER, built, calls, lines, result, says, user
+from tests.files import jsonl
 
 SOUND = {"messages": [user("Paris?"), calls(), result(), says()], "tools": [WEATHER]}
 
@@ -31,7 +32,7 @@ def chats(*words: str) -> list[dict[str, Any]]:
 
 
 def source(tmp_path: Path, name: str, *rows: Any, **fields: Any) -> dict[str, Any]:
-    return {"name": name, "layout": "messages", "files": [str(written(tmp_path / f"{name}.jsonl", *rows))], **fields}
+    return {"name": name, "layout": "messages", "files": [str(jsonl(tmp_path / f"{name}.jsonl", *rows))], **fields}
 
 
 def tokenizer(tmp_path: Path) -> str:
@@ -140,7 +141,7 @@ def test_a_recipe_that_is_wrong_is_told_with_its_key(tmp_path: Path, text: str, 
 
 
 def test_the_verb_prints_a_table_or_json(tmp_path: Path) -> None:
-    file = written(tmp_path / "in.jsonl", SOUND, "{oops")
+    file = jsonl(tmp_path / "in.jsonl", SOUND, "{oops")
     recipe = f'[[source]]\nname = "some"\nlayout = "messages"\nfiles = ["{file}"]\n'
     (tmp_path / "r.toml").write_text(recipe)
     app = typer.Typer()

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from rocstar.data.sft.check import check, check_call
-from rocstar.data.sft.format import Chat, FunctionCall, Message, Refusal, Refused, Role, normalised, tool_spec
+from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role, normalised, tool_spec
 from rocstar.dialogue.template import CHAT
 from tests.data_sft.support import WEATHER, calls, result, says, talk, user
 
 LOOSE = {"name": "f", "parameters": {"properties": {"x": {}}}}
-MEANT = FunctionCall(name="f", arguments={"x": {1: 2}})
+MEANT = ("f", {"x": {1: 2}})
 """Keys that are no text become text on the way through JSON."""
 LOST = (Message(role=Role.USER, content="q"), Message(role=Role.ASSISTANT, content="", calls=(MEANT,)))
 

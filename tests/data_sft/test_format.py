@@ -12,7 +12,8 @@ from rocstar.data.sft.check import load_conversations
 from rocstar.data.sft.format import conversation_of, dumped, row_of
 from rocstar.dialogue.calls import HERMES
 from rocstar.errors import DataError
-from tests.data_sft.support import WEATHER, calls, result, says, talk, user, written
+from tests.data_sft.support import WEATHER, calls, result, says, talk, user
+from tests.files import jsonl
 
 ASK = user("What is 3 * 4?")
 ANSWER = says("<answer>\\boxed{12}</answer>")
@@ -24,7 +25,7 @@ def call(arguments: Any, **function: Any) -> dict[str, Any]:
 
 
 def file_of(path: Path, *conversations: Any) -> Path:
-    return written(path, *({"messages": messages} for messages in conversations))
+    return jsonl(path, *({"messages": messages} for messages in conversations))
 
 
 def test_a_row_is_written_in_openai_form_and_read_back() -> None:

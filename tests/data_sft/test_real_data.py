@@ -20,7 +20,7 @@ def test_a_published_set_is_built_and_reads_back(tmp_path: Path) -> None:
     assert counted["built"] > 0.8 * counted["rows_read"] and counted["calls_validated"] > 100
     for row in lines(tmp_path / "out" / "rows.jsonl"):
         conversation = conversation_of(row)
-        meant = [(call.name, call.arguments) for message in conversation.messages for call in message.calls]
+        meant = [call for message in conversation.messages for call in message.calls]
         for template in (PAPER, CHAT):
             learned = [
                 piece.text for piece in pieces(conversation, template, conversation.tools or ()) if piece.learned

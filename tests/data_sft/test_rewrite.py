@@ -12,8 +12,9 @@ import pytest
 
 from rocstar.data.sft.endpoint import ALIKE, AnswerCache
 from rocstar.errors import ConfigError, DataError, EngineUnavailable
-from tests.data_sft.support import built, calls, lines, user, written
+from tests.data_sft.support import built, calls, lines, user
 from tests.evaluation.served import Raw, Said, served, text
+from tests.files import jsonl
 
 pytest.importorskip("httpx")
 
@@ -24,7 +25,7 @@ def last(body: Mapping[str, Any]) -> str:
 
 def rewrite(tmp_path: Path, url: str, rows: list[Any], steps: list[str], out: str = "out", **part: Any) -> list[Any]:
     """The rows of a build whose one source is rewritten."""
-    files = [str(written(tmp_path / "in.jsonl", *rows))]
+    files = [str(jsonl(tmp_path / "in.jsonl", *rows))]
     source = {"name": "chat", "layout": "messages", "files": files, "rewrite": steps}
     endpoint = {"url": url, "model": "m", "cache": str(tmp_path / "cache.sqlite"), "attempts": 3, **part}
     built(tmp_path / out, source, endpoint=endpoint, environment={"KEY": "secret"})
@@ -147,7 +148,7 @@ def test_a_refusal_that_names_a_parameter_ends_the_build(tmp_path: Path) -> None
 
 
 def test_a_source_without_a_row_says_why(tmp_path: Path) -> None:
-    source = {"name": "chat", "layout": "messages", "files": [str(written(tmp_path / "in.jsonl", {}))]}
+    source = {"name": "chat", "layout": "messages", "files": [str(jsonl(tmp_path / "in.jsonl", {}))]}
     said: list[str] = []
     with pytest.raises(DataError, match="no row"):
         built(tmp_path / "out", source, note=said.append)

@@ -14,7 +14,8 @@ from rocstar.record.folder import RunFolder
 from rocstar.run.material import read_material
 from rocstar.run.opening import opening
 from rocstar.run.rows import load_sft_rows
-from tests.data_sft.support import WEATHER, built, calls, result, says, user, written
+from tests.data_sft.support import WEATHER, built, calls, result, says, user
+from tests.files import jsonl
 
 
 @pytest.mark.parametrize("template", ["compact", "paper"])
@@ -23,7 +24,7 @@ async def test_a_run_learns_the_rows_of_a_build_as_plain_chats_with_their_own_to
 ) -> None:
     long_result = "rain " * 99
     row = {"messages": [user("Paris?"), calls(), result(long_result), says("It rains.")], "tools": [WEATHER]}
-    source = {"name": "a", "layout": "messages", "files": [str(written(tmp_path / "in.jsonl", row))]}
+    source = {"name": "a", "layout": "messages", "files": [str(jsonl(tmp_path / "in.jsonl", row))]}
 
     await asyncio.to_thread(built, tmp_path / "out", source)
     size = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "intermediate_size": 32, "vocab_size": 300}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
-from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
+from rocstar.data.sft.format import Chat, Message, Role
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
@@ -91,7 +91,7 @@ def test_an_sft_row_holds_the_markers_of_its_own_turns_and_calls(kind: str, text
     markers = {*template.reserved, *(token.content for token in added if token.special)}
 
     def row(inner: str) -> list[str]:
-        call = FunctionCall(name="python", arguments={"code": f"1#{inner}", f"k{inner}": [inner]})
+        call = ("python", {"code": f"1#{inner}", f"k{inner}": [inner]})
         messages = (
             Message(role=Role.SYSTEM, content=f"S{inner}"),
             Message(role=Role.USER, content=inner),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.docs.pages import ROOT
-from tests.tiny_run import write_rows
+from tests.files import jsonl
 from tests.tutorials.session import commands
 
 RUNS = ("A", "B", "C", "D", "tiny")
@@ -39,9 +39,9 @@ def laid(folder: Path, finished: Path) -> Path:
     for name in ("tiny.toml", "rows.jsonl", "train.jsonl", "test.jsonl"):
         shutil.copy(finished / name, folder / name)
     shutil.copy(finished / "tiny.toml", folder / "mine.toml")
-    write_rows(folder / "problems.jsonl", PROBLEMS)
-    write_rows(folder / "svamp.jsonl", [{"Body": "Add 2 and 3", "Question": "?", "Answer": 5}])
-    write_rows(folder / "cases.jsonl", CASES)
+    jsonl(folder / "problems.jsonl", *PROBLEMS)
+    jsonl(folder / "svamp.jsonl", {"Body": "Add 2 and 3", "Question": "?", "Answer": 5})
+    jsonl(folder / "cases.jsonl", *CASES)
     (folder / "my_rewards.py").write_text(REWARD)
     return folder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from rocstar.evaluation.recall import FILE
 from rocstar.evaluation.scorers.choice import WRONG
 from rocstar.support import exits
 from tests.evaluation.served import Raw, Said, served, text
+from tests.files import jsonl
 from tests.published import DATA
 
 AIME = [{"id": n, "problem": f"{n}+1?", "answer": str(n + 1)} for n in range(6)]
@@ -28,18 +28,12 @@ SMALL = ["sandbox.preload=[]", "sandbox.slots=1"]
 ONE_TURN = ["--max-response-tokens", "64", *SMALL]
 
 
-def rows(path: Path, values: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = "".join(json.dumps(value) + "\n" for value in values).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-
-
 @pytest.fixture(autouse=True)
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("ROCSTAR_JUDGE_API_KEY", "other")
-    rows(tmp_path / "data/eval_math/aime24.jsonl", AIME)
+    jsonl(tmp_path / "data/eval_math/aime24.jsonl", *AIME)
     return tmp_path
 
 
@@ -103,7 +97,7 @@ def test_a_killed_list_of_benchmarks_goes_on_with_the_one_it_was_at(
 ) -> None:
     for name in ("one", "two"):
         made = [{"question": f"{name}\n{n}+1?", "answer": str(n + 1)} for n in range(3)]
-        rows(workplace / f"data/{name}.jsonl", made)
+        jsonl(workplace / f"data/{name}.jsonl", *made)
         mine = f'title = "T"\nsource = "me"\nkind = "math"\nfiles = ["{name}.jsonl"]\n'
         (workplace / f"{name}.toml").write_text(mine)
     on = ["m", "--benchmark", "one.toml,two.toml", "--parallel", "1", *ONE_TURN]
@@ -123,10 +117,10 @@ def test_functions_are_shown_called_and_scored(workplace: Path, capsys: pytest.C
     for name in bfcl.files:
         part = Path(name).name.split(".")[0]
         row = {"id": part, "question": [[{"role": "user", "content": f"Double 2, {part}."}]]}
-        rows(workplace / "data" / name, [{**row, "function": [{"name": "m.double", "parameters": parameters}]}])
+        jsonl(workplace / "data" / name, {**row, "function": [{"name": "m.double", "parameters": parameters}]})
     for name in bfcl.answers:
         part = Path(name).name.split(".")[0]
-        rows(workplace / "data" / name, [{"id": part, "ground_truth": [{"m.double": {"a": [2.0]}}]}])
+        jsonl(workplace / "data" / name, {"id": part, "ground_truth": [{"m.double": {"a": [2.0]}}]})
     function = {"name": "m_double", "arguments": '{"a": 2}'}
     reply = {"content": "", "tool_calls": [{"id": "x", "type": "function", "function": function}]}
     with served(lambda body: reply) as endpoint:
@@ -145,8 +139,8 @@ def test_a_judge_sees_both_orders_and_is_asked_nothing_twice(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     questions = [{"uid": str(n), "prompt": f"Write {n}."} for n in range(3)]
-    rows(workplace / "data/arena_hard/v0.1_question.jsonl.gz", questions)
-    rows(workplace / "data/arena_hard/gpt-4-0314.jsonl", [{"uid": q["uid"], "answer": "base"} for q in questions])
+    jsonl(workplace / "data/arena_hard/v0.1_question.jsonl.gz", *questions)
+    jsonl(workplace / "data/arena_hard/gpt-4-0314.jsonl", *({"uid": q["uid"], "answer": "base"} for q in questions))
     left = [4]
 
     def judges(body: Mapping[str, Any]) -> Said:

@@ -22,6 +22,8 @@ from pyarrow.parquet import read_table
 from safetensors.torch import load_file, save_file
 
 from rocstar.evaluation import subject
+from tests.commands import json_and_words
+from tests.files import jsonl
 
 FEW = ["--max-response-tokens", "8", "--template", "compact", "sandbox.preload=[]", "sandbox.slots=1"]
 
@@ -32,16 +34,14 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, question in (("gsm8k", "1+1?"), ("math", "2+1?")):
         (tmp_path / name).mkdir()
         rows = [{"question": question, "answer": "2"}, {"question": "3+1?", "answer": "4"}]
-        (tmp_path / name / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        jsonl(tmp_path / name / "test.jsonl", *rows)
     return tmp_path
 
 
 def evaluated(
     capsys: pytest.CaptureFixture[str], model: Path | str, data: str, *more: str
 ) -> tuple[dict[str, Any], str]:
-    assert cli.run(["eval", str(model), "--data", data, "--json", *FEW, *more]) == exits.OK, capsys.readouterr().err
-    told = capsys.readouterr()
-    return json.loads(told.out), told.err
+    return json_and_words(capsys, "eval", str(model), "--data", data, *FEW, *more)
 
 
 def test_evaluations_of_two_files_of_one_name_and_repeats_each_have_a_place_and_can_be_exported(
@@ -156,12 +156,11 @@ def test_a_cap_that_nobody_asked_for_is_what_fits_into_the_model(
     model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uncapped = ["eval", str(model_folder), "--data", "gsm8k/test.jsonl", "--template", "compact", "sandbox.preload=[]"]
-    assert cli.run([*uncapped, "--json"]) == exits.OK
-    told = capsys.readouterr()
-    setup = json.loads(told.out)["setup"]
-    assert 200 < setup["max_response_tokens"] < 256
-    sentence = f"at most {setup['max_response_tokens']} tokens an attempt, because the longest prompt leaves no more of"
-    assert f"{sentence} the 256 positions of the model; --max-response-tokens sets another cap\n" in told.err
+    result, told = json_and_words(capsys, *uncapped)
+    cap = result["setup"]["max_response_tokens"]
+    assert 200 < cap < 256
+    sentence = f"at most {cap} tokens an attempt, because the longest prompt leaves no more of"
+    assert f"{sentence} the 256 positions of the model; --max-response-tokens sets another cap\n" in told
     for asked_for in (["--max-response-tokens", "8192"], ["rollout.max_response_tokens=8192"]):
         assert cli.run([*uncapped, *asked_for]) == exits.USAGE
         assert "the model holds 256; set it to" in capsys.readouterr().err

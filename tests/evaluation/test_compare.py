@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rocstar.cli.main import run
 from rocstar.record.atomic import write_json
 from rocstar.types import Verdict
 from tests.analysis.rows import attempt, turn, written
+from tests.commands import json_of
 
 SETUP: dict[str, Any] = {
     "model": "m",
@@ -45,8 +45,7 @@ B = {"p": [True, True], "q": [True, False], "r": [True, True], "s": [False, Fals
 
 def test_two_evaluations_are_paired_problem_by_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B, model="n", step=9, seed=1, data=MOVED)
-    assert run(["compare", a, b, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json_of(capsys, "compare", a, b)
     assert result["difference"]["value"] == 0.25
     assert (result["better"], result["worse"], result["same"]) == (2, 0, 2)
     assert result["p_value"] == result["sign_p_value"] == 0.5
@@ -61,8 +60,7 @@ def test_greedy_attempts_are_compared_where_they_were_kept(tmp_path: Path, capsy
     assert f"{tmp_path / 'a'} kept no greedy attempts; compare without --greedy" in capsys.readouterr().err
     for folder, right in (("a", False), ("b", True)):
         written(tmp_path / folder / "greedy.parquet", [attempt([turn(None)], problem="p", index=0, right=right)])
-    assert run(["compare", a, b, "--greedy", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json_of(capsys, "compare", a, b, "--greedy")
     assert (result["problems"], result["difference"]["value"]) == (1, 1.0)
 
 

@@ -30,18 +30,16 @@ from rocstar.evaluation.scorers.functions import (
     shown,
 )
 from rocstar.evaluation.scorers.ifeval import CHECKS, IfevalScorer, check, follows, variants
-from rocstar.evaluation.scoring import Parts, final_text, judged, ratio
-from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, Verdict
+from rocstar.evaluation.scoring import Scorer, judged, ratio
+from rocstar.types import Group, Problem, ToolCall, Trajectory, Verdict
+from tests.contracts import test_verifier as examples
 
 CODEC = CodePoints()
-PARTS = Parts(codec=CODEC, calls=HERMES, recall=Recall())
+PARTS: dict[str, Any] = {"codec": CODEC, "calls": HERMES, "recall": Recall()}
 
 
-def attempt(text: str, index: int = 0) -> Trajectory:
-    ids = tuple(CODEC.encode(text))
-    completion = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
-    turns = (Turn(completion=completion),)
-    return Trajectory(problem_id="p", index=index, prompt_ids=(), turns=turns, stop=Stop.ANSWERED)
+def attempt(text: str) -> Trajectory:
+    return examples.attempt(examples.turn(text))
 
 
 # IFEval: instruction, its arguments, answers that follow, answers that do not
@@ -150,7 +148,7 @@ async def test_ifeval_counts_prompts_and_instructions_strict_and_loose() -> None
     metadata = {"instructions": ["startend:quotation", "punctuation:no_comma"], "arguments": [{}, {}]}
     problem = Problem(id="p", question="?", answer="", metadata=metadata)
     texts = ['"a"', 'Sure\n"a"', 'Sure, yes\n"a"', "a"]
-    scorer = IfevalScorer(PARTS)
+    scorer = IfevalScorer(**PARTS)
     found = await scorer.verify_all([(problem, attempt(text)) for text in texts])
     assert [one.method for one in found] == ["instructions SS", "instructions lS", "instructions ll", "instructions .S"]
     assert [one.verdict is Verdict.RIGHT for one in found] == [True, False, False, False]
@@ -295,7 +293,7 @@ async def test_a_choice_is_right_by_its_letter() -> None:
     build = KINDS["choice"].scorer
     assert build is not None
     texts = [f"\\boxed{{{letter}}}" for letter in "ABCD"]
-    found = await build(PARTS).verify_all([(problem, attempt(text)) for text in texts])
+    found = await build(**PARTS).verify_all([(problem, attempt(text)) for text in texts])
     assert ["ABCD"[n] for n, one in enumerate(found) if one.verdict is Verdict.RIGHT] == [problem.answer]
 
 
@@ -365,7 +363,7 @@ def test_the_parts_of_bfcl_are_summed_up_as_bfcl_does() -> None:
         outcome = judged(right, method="", extracted=None, text="")
         return Group(problem=problem, trajectories=(replace(attempt(""), outcome=outcome),))
 
-    scorer = FunctionScorer(PARTS)
+    scorer = FunctionScorer(**PARTS)
     rows = {"simple_python": [1, 1, 1, 0], "multiple": [0], "live_simple": [1, 0, 0, 0], "live_relevance": [1]}
     groups = [group(f"BFCL_v4_{name}", bool(right)) for name, some in rows.items() for right in some]
     found = scorer.figures(groups)
@@ -376,4 +374,4 @@ def test_the_parts_of_bfcl_are_summed_up_as_bfcl_does() -> None:
 
 @pytest.mark.parametrize("end", ["<|im_end|>", "</s>", "<|user|>", "<|end|>", "<｜end▁of▁sentence｜>", "<end_of_turn>"])
 def test_what_ends_a_turn_is_no_part_of_an_answer(end: str) -> None:
-    assert final_text(PARTS, attempt(f"<think>x</think>\nSo 7.{end}")) == "So 7."
+    assert Scorer(**PARTS).final_text(attempt(f"<think>x</think>\nSo 7.{end}")) == "So 7."

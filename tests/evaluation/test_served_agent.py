@@ -18,7 +18,9 @@ from rocstar.evaluation.spec import EvalSpec
 from rocstar.record.rollouts import read_table
 from rocstar.support import exits
 from rocstar.support.screen import Screen
+from tests.commands import json_and_words
 from tests.evaluation.served import Said, served, text
+from tests.files import jsonl
 from tests.tutorials.session import commands
 
 pytest.importorskip("torch")
@@ -37,7 +39,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(12)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(tmp_path / "t.jsonl", *rows)
     (tmp_path / "served.py").write_text(REWARD)
     return tmp_path
 
@@ -56,23 +58,17 @@ def serve(model: Path) -> Iterator[str]:
             process.terminate()
 
 
-def evaluated(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[dict[str, Any], str]:
-    assert cli.run(["eval", *more, "--json"]) == exits.OK, capsys.readouterr().err
-    told = capsys.readouterr()
-    return json.loads(told.out), told.err
-
-
 def written(result: Mapping[str, Any]) -> list[str]:
     rows = read_table(Path(result["saved"]) / "samples.parquet", ["problem_id", "text"]).to_pylist()
     return ["".join(row["text"]).removesuffix("<|im_end|>") for row in sorted(rows, key=lambda row: row["problem_id"])]
 
 
 def test_a_served_agent_is_worth_what_it_is_here(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here, _ = evaluated(capsys, str(model_folder), *MEASURED, "--template", "compact", *SHARED)
+    here, _ = json_and_words(capsys, "eval", str(model_folder), *MEASURED, "--template", "compact", *SHARED)
     with serve(model_folder) as url:
-        there, told = evaluated(capsys, "tiny", "--endpoint", url, "--tools", "none", *MEASURED, *SHARED)
-        uncapped, _ = evaluated(
-            capsys, "tiny", "--endpoint", url, "--tools", "none", "--data", "t.jsonl", "--limit", "1", *SHARED
+        there, told = json_and_words(capsys, "eval", "tiny", "--endpoint", url, "--tools", "none", *MEASURED, *SHARED)
+        uncapped, _ = json_and_words(
+            capsys, "eval", "tiny", "--endpoint", url, "--tools", "none", "--data", "t.jsonl", "--limit", "1", *SHARED
         )
         assert cli.run(["eval", "tiny", "--endpoint", url, "--data", "t.jsonl", *SHARED]) == exits.USAGE
     assert "no system message, the question alone" in told and "tools of the endpoint" in told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shlex
 import signal
@@ -37,6 +36,7 @@ from rocstar.sandbox.client import dispatch
 from rocstar.support.exits import INTERRUPTED
 from rocstar.tools.python import PythonTool
 from rocstar.types import Status, ToolCall, ToolResult
+from tests.commands import json_of
 from tests.faults import naive_trainer
 from tests.forks import forked
 from tests.sandbox.driver import eventually, runs
@@ -273,8 +273,7 @@ async def test_rocstar_makes_no_reward_of_a_slow_fault(name: str, monkeypatch: p
 def test_the_verb_prints_a_table_and_says_by_its_code_whether_all_was_well(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["faults", "tools-dies", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["promised"] == 1
+    assert json_of(capsys, "faults", "tools-dies")["promised"] == 1
     assert run(["faults", "engine-dies", "--trainer", COLD]) == 1
     said = capsys.readouterr().out
     assert "engine-dies BROKEN" in said and "0 of 1 faults were handled as promised" in said

@@ -21,6 +21,7 @@ from rocstar.forecast.workload import synthetic_workload, with_mean
 from rocstar.parts.memory import host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
 from rocstar.parts.shape import PUBLISHED, shape_of
+from tests.commands import json_of
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SMALL = ("rollout.problems_per_step=8", "rollout.attempts_per_problem=4", "resample.keep=4")
@@ -172,8 +173,7 @@ def test_a_small_cache_leaves_no_attempt_out_of_a_plan(monkeypatch: pytest.Monke
 
 def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     """It has the assumptions that published steps choose; the verb planned with another share of learning."""
-    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json_of(capsys, "plan", str(RECIPES / "7b-8gpu.toml"), *SMALL)
     assert found["engines"] == 4 and found["hours"] > 0 and found["assumptions"] == asdict(Assumptions())
     assert [process["gpus"] for process in found["placement"]["processes"]] == [[str(gpu)] for gpu in range(8)]
     assert run(["plan", str(RECIPES / "7b-8gpu.toml"), "--gpu", "h100", "--placement"]) == 0

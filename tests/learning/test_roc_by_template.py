@@ -15,9 +15,10 @@ from rocstar.config.sections import ResampleSection
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
+from rocstar.evaluation.endpoint import CodePoints
 from rocstar.learning.resample import resampler_of
 from rocstar.types import Choice, Group, Outcome, Status, Trajectory, Verdict
-from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn
+from tests.contracts.test_verifier import attempt, printed, problem, turn
 from tests.dialogue.folders import LLAMA, PYTHON, THINKING, folder_of
 
 BOX = "Put the answer into \\boxed{}.\n"
@@ -47,13 +48,13 @@ def solved(template: Template, index: int, asked: bool) -> Trajectory:
         turn("c", printed("5")),
         turn(f"<answer>{box}</answer>" if asked else box),
     )
-    prompt = Letters().encode(text_of(template.opening("q", [PYTHON])))
+    prompt = CodePoints().encode(text_of(template.opening("q", [PYTHON])))
     return replace(attempt(*turns), index=index, prompt_ids=tuple(prompt))
 
 
 async def chosen(template: Template, asked: bool, settings: ResampleSection) -> tuple[Choice, ...]:
     attempts = [solved(template, index, asked) for index in range(CLEAN + MESSY + WRONG)]
-    outcomes = await BoxedVerifier(Letters(), Grader()).verify_all([(problem("5"), one) for one in attempts])
+    outcomes = await BoxedVerifier(CodePoints(), Grader()).verify_all([(problem("5"), one) for one in attempts])
     judged = tuple(
         replace(one, outcome=outcome if isinstance(outcome, Outcome) else None)
         for one, outcome in zip(attempts, outcomes, strict=True)

@@ -15,6 +15,7 @@ from rocstar.errors import ConfigError
 from rocstar.record.evaluations import find_evaluation, label_of, list_evaluations
 from rocstar.record.folder import RunFolder
 from rocstar.view.sources import Library
+from tests.commands import json_of
 from tests.evaluation.test_compare import A, B, evaluation
 from tests.record.examples import run as new_run
 
@@ -106,8 +107,7 @@ def test_the_list_is_a_table_and_an_object(base: Path, capsys: pytest.CaptureFix
     table = capsys.readouterr().out
     assert f"weak/aime24-{HASH}" in table and re.search(r"first/after@12 .* @6\b", table)
     assert "first/after@6" not in table and "cannot be read" in table
-    assert run(["evals", "list", "--runs", str(base), "--json"]) == 0
-    rows = {row["evaluation"]: row for row in json.loads(capsys.readouterr().out)["evaluations"]}
+    rows = {row["evaluation"]: row for row in json_of(capsys, "evals", "list", "--runs", str(base))["evaluations"]}
     assert rows["first/after@6"]["step"] == 6 and rows["weak/broken"]["broken"]
     assert rows[f"weak/aime24-{HASH}"]["model"] == "weak" and rows[f"weak/aime24-{HASH}"]["attempts"] == 2
 
@@ -115,8 +115,7 @@ def test_the_list_is_a_table_and_an_object(base: Path, capsys: pytest.CaptureFix
 def test_a_run_shows_its_evaluations_by_their_names(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["runs", "show", "first", "--runs", str(base)]) == 0
     assert "first/math-1@6" in capsys.readouterr().out
-    assert run(["runs", "show", "first", "--runs", str(base), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["evals"]
+    shown = json_of(capsys, "runs", "show", "first", "--runs", str(base))["evals"]
     assert [one["evaluation"] for one in shown][-1] == "first/after@12"
 
 

@@ -8,11 +8,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from rocstar.evaluation.endpoint import CodePoints
 from rocstar.run.report import gives_several_answers, is_unfounded, prints_constants, suspicion
 from rocstar.types import FormatFacts, Group, Outcome, Problem, Resampled, Trajectory, Turn, Verdict
 from tests.contracts import test_verifier as examples
 
-decode = examples.Letters().decode
+decode = CodePoints().decode
 
 
 def turn(text: str, code: str | None = None, shown: str = "") -> Turn:

@@ -9,6 +9,7 @@ import pytest
 
 from rocstar.cli import main as cli
 from rocstar.support.exits import FAILED, OK, USAGE
+from tests.commands import json_of
 
 TOOL = '''
 def grams_in(unit: str) -> int:
@@ -37,8 +38,7 @@ def test_a_tool_alone_shows_what_the_model_is_told(capsys: pytest.CaptureFixture
 def test_calls_have_the_results_that_the_model_reads(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["tool", "try", "weights.py:grams_in", '{"unit": "blem"}']) == OK
     assert '> {"unit": "blem"}\n7\n[ok, ' in capsys.readouterr().out
-    assert cli.run(["tool", "try", "weights.py:grams_in", "calls.jsonl", "--json"]) == FAILED
-    calls = json.loads(capsys.readouterr().out)["calls"]
+    calls = json_of(capsys, "tool", "try", "weights.py:grams_in", "calls.jsonl", code=FAILED)["calls"]
     assert [(one["status"], one["reply"].strip()) for one in calls] == [
         ("ok", "7"),
         ("code_error", "KeyError: 'dralk'"),
@@ -55,8 +55,7 @@ def test_a_bad_call_is_answered_as_the_models_own(capsys: pytest.CaptureFixture[
 def test_calls_of_a_notebook_are_those_of_one_attempt(capsys: pytest.CaptureFixture[str]) -> None:
     programs = [json.dumps({"code": code}) for code in ("x = 6", "x * 7", "1 / 0")]
     settings = ["sandbox.preload=[]", "sandbox.slots=1", "rollout.feedback_errors=short"]
-    assert cli.run(["tool", "try", "notebook", *programs, *settings, "--json"]) == FAILED
-    calls = json.loads(capsys.readouterr().out)["calls"]
+    calls = json_of(capsys, "tool", "try", "notebook", *programs, *settings, code=FAILED)["calls"]
     assert [one["status"] for one in calls] == ["ok", "ok", "code_error"]
     assert calls[1]["reply"].strip() == "42" and calls[2]["reply"] == "ZeroDivisionError: division by zero"
 

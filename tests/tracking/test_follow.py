@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,14 +19,9 @@ from rocstar.record.trackers import SINKS, follow, refuse_absent, run_goes_on, s
 from tests.record.examples import run
 
 
-class Listed:
-    """A tracker that keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, dict[str, float]]] = []
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self.seen.append((step, metrics))
+def sent(log: Mock) -> list[tuple[int, dict[str, float]]]:
+    """What a tracker was sent."""
+    return [one.args for one in log.call_args_list]
 
 
 def steps(folder: RunFolder, first: int, last: int) -> None:
@@ -47,47 +43,47 @@ def acting(*acts: Callable[[], Any]) -> Callable[[float], bool]:
 
 
 def test_steps_are_sent_once_though_the_run_is_rewound_and_both_start_again(tmp_path: Path) -> None:
-    folder, sink = run(tmp_path), Listed()
+    folder, log = run(tmp_path), Mock()
 
     def rewound() -> None:
         folder.rewind(2)
         steps(folder, 3, 5)
 
-    assert follow(folder, "kept", sink.log, acting(lambda: steps(folder, 1, 4), rewound)) == 5
-    assert follow(folder, "kept", sink.log, acting(lambda: steps(folder, 6, 6))) == 6
-    assert [step for step, _ in sink.seen] == [1, 2, 3, 4, 5, 6]
-    assert sink.seen[1][1] == {"loss": 0.5}
+    assert follow(folder, "kept", log, acting(lambda: steps(folder, 1, 4), rewound)) == 5
+    assert follow(folder, "kept", log, acting(lambda: steps(folder, 6, 6))) == 6
+    assert [step for step, _ in sent(log)] == [1, 2, 3, 4, 5, 6]
+    assert sent(log)[1][1] == {"loss": 0.5}
     assert json.loads(state_file(folder, "kept").read_text()) == {"step": 6}
 
 
 def test_what_was_sent_before_a_tracker_failed_is_not_sent_again(tmp_path: Path) -> None:
-    folder, sink = run(tmp_path), Listed()
+    folder, log = run(tmp_path), Mock()
     steps(folder, 1, 4)
 
     def failing(step: int, metrics: dict[str, float]) -> None:
         if step == 3:
             raise ConnectionError("no such server")
-        sink.log(step, metrics)
+        log(step, metrics)
 
     with pytest.raises(ConnectionError):
         follow(folder, "kept", failing, acting(lambda: None))
-    follow(folder, "kept", sink.log, acting(lambda: None))
-    assert [step for step, _ in sink.seen] == [1, 2, 3, 4]
+    follow(folder, "kept", log, acting(lambda: None))
+    assert [step for step, _ in sent(log)] == [1, 2, 3, 4]
 
 
 def test_a_line_that_is_being_written_is_sent_when_it_is_whole(tmp_path: Path) -> None:
-    folder, sink = run(tmp_path), Listed()
+    folder, log = run(tmp_path), Mock()
     line = b'{"step": 1, "stage": "cold", "loss": 2.0}\n'
     folder.metrics.write_bytes(line[:20])
     with folder.metrics.open("ab") as file:
 
         def rest() -> None:
-            assert sink.seen == []
+            assert not log.called
             file.write(line[20:])
             file.flush()
 
-        follow(folder, "kept", sink.log, acting(lambda: None, rest))
-    assert sink.seen == [(1, {"loss": 2.0})]
+        follow(folder, "kept", log, acting(lambda: None, rest))
+    assert sent(log) == [(1, {"loss": 2.0})]
 
 
 def test_a_tracker_that_fails_is_told_and_the_run_goes_on(

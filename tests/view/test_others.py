@@ -7,7 +7,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rocstar.errors import ConfigError
 from rocstar.view.app import application
 from rocstar.view.others import LONGEST_FIELD, opened_others
 from rocstar.view.sources import Library
+from tests.files import jsonl
 from tests.view.recorded import create, settled
 
 HOSTILE = "<script>alert(1)</script>\u202e"
@@ -52,20 +53,14 @@ def opened(place: Path, tmp_path: Path) -> Iterator[Page]:
         yield Page(client, told)
 
 
-def write(file: Path, rows: Sequence[Any]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in rows))
-    return file
-
-
 def verl(question: str = "1+1", answer: str = "2", score: Any = 1.0, step: Any = 7, **more: Any) -> dict[str, Any]:
     return {"input": f"user\n{question}", "output": answer, "gts": "2", "score": score, "step": step, **more}
 
 
 def test_siblings_of_verl_that_lie_apart_are_one_group(tmp_path: Path) -> None:
     rows = [verl("1+1", "a"), verl("5+5", "b"), verl("1+1", HOSTILE, score=-1.0, acc={"x": [1]}), verl("5+5", "d")]
-    write(tmp_path / "dump" / "7.jsonl", rows)
-    write(tmp_path / "dump" / "10.jsonl", [verl("1+1", "later", step=10)])
+    jsonl(tmp_path / "dump" / "7.jsonl", *rows)
+    jsonl(tmp_path / "dump" / "10.jsonl", verl("1+1", "later", step=10))
     with opened(tmp_path / "dump", tmp_path) as page:
         assert page.name == "file:dump" and page.left_out == []
         found = page.rows()
@@ -89,7 +84,7 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
         (verl(step=-1), "step"), (verl(step=1e300), "step"), (verl(step=1.5), "step"), (verl(step=2**31), "step"),
     ]  # fmt: skip
     good = [verl(), verl(acc=math.nan), verl(score=math.nan), verl(answer="\ud800"), verl(step=7.0)]
-    with opened(file := write(tmp_path / "7.jsonl", [*(row for row, _ in bad), *good]), tmp_path) as page:
+    with opened(file := jsonl(tmp_path / "7.jsonl", *(row for row, _ in bad), *good), tmp_path) as page:
         said = page.left_out
         assert said[0] == f"left out: {len(bad)} of {len(bad) + len(good)} rows; these first:"
         for line, (told, (_, field)) in enumerate(zip(said[1:], bad, strict=False), 1):
@@ -107,7 +102,7 @@ def test_rows_that_cannot_be_read_are_told_by_line_and_field_and_the_rest_opens(
 def test_an_attempt_of_a_large_step_is_read_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocstar.view.others.ROWS", 4)
     names = ["a", "b", "a", "a", "b", "b", "c", "d", *["e"] * 9]
-    file = write(tmp_path / "7.jsonl", [verl(name, str(n)) for n, name in enumerate(names)])
+    file = jsonl(tmp_path / "7.jsonl", *(verl(name, str(n)) for n, name in enumerate(names)))
     with opened(file, tmp_path) as page:
         rows = page.rows(limit=100)
         assert "".join(names[int(row["preview"])] for row in rows) == "aaabbbcdeeeeeeeee"
@@ -120,7 +115,7 @@ def test_an_attempt_of_a_large_step_is_read_without_the_others(tmp_path: Path, m
 
 def test_large_whole_rewards_and_names_with_points_lose_nothing(tmp_path: Path) -> None:
     for name in ("0.6B", "1.7B"):
-        write(tmp_path / "in" / f"{name}.jsonl", [verl(name, score=16_777_217, step=3), verl("q", score=1, step=4)])
+        jsonl(tmp_path / "in" / f"{name}.jsonl", verl(name, score=16_777_217, step=3), verl("q", score=1, step=4))
     told: list[str] = []
     library = opened_others(tmp_path / "in", tmp_path / "made", told.append)
     assert library and not told
@@ -128,8 +123,8 @@ def test_large_whole_rewards_and_names_with_points_lose_nothing(tmp_path: Path) 
 
 
 def test_a_step_stands_in_one_file(tmp_path: Path) -> None:
-    write(tmp_path / "d" / "7.jsonl", [verl()])
-    write(tmp_path / "d" / "8.jsonl", [verl(step=7), verl(step=7), verl(step=8)])
+    jsonl(tmp_path / "d" / "7.jsonl", verl())
+    jsonl(tmp_path / "d" / "8.jsonl", verl(step=7), verl(step=7), verl(step=8))
     with opened(tmp_path / "d", tmp_path) as page:
         assert [one["step"] for one in page.rows()] == [7, 8]
         assert page.left_out[0] == "left out: 2 of 4 rows; these first:"
@@ -213,7 +208,7 @@ def test_traces_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp_
     evaluated = episode(calls=[{"node": 1, "usage": {"completion_tokens": 9}}, {"node": 4}, {"error": {}}])
     for node in evaluated["traces"][0]["nodes"]:
         node["mask"] = []  # an endpoint says how many tokens it wrote, and not which
-    write(tmp_path / "of" / "traces.jsonl", [episode(info={"long": "x" * LONGEST_FIELD}), broke, evaluated])
+    jsonl(tmp_path / "of" / "traces.jsonl", episode(info={"long": "x" * LONGEST_FIELD}), broke, evaluated)
     with opened(tmp_path / "of", tmp_path) as page:
         assert page.name == "file:traces.jsonl"
         first, second, third = page.rows()
@@ -231,7 +226,7 @@ def test_traces_of_verifiers_have_turns_calls_and_what_the_environment_said(tmp_
 
 
 def test_a_trace_of_no_step_is_of_step_0(tmp_path: Path) -> None:
-    file = write(tmp_path / "traces.jsonl", [{**episode(), "run": None}, {**episode(), "run": {"work": None}}])
+    file = jsonl(tmp_path / "traces.jsonl", {**episode(), "run": None}, {**episode(), "run": {"work": None}})
     with opened(file, tmp_path) as page:
         assert page.left_out == [] and [row["step"] for row in page.rows()] == [0, 0]
 
@@ -239,7 +234,7 @@ def test_a_trace_of_no_step_is_of_step_0(tmp_path: Path) -> None:
 def test_files_are_told_apart_whatever_their_names_are(tmp_path: Path) -> None:
     names = ("a:b/c.jsonl", "a/b:c.jsonl", os.fsdecode(b"d/\xff.jsonl"), os.fsdecode(b"d/\xfe.jsonl"))
     for name in names:
-        write(tmp_path / "of" / name, [verl(answer=ascii(name)), "{"])
+        jsonl(tmp_path / "of" / name, verl(answer=ascii(name)), "{")
     with opened(tmp_path / "of", tmp_path) as page:
         assert len(page.left_out) == 2 * len(names)
         assert {*page.sources} == {"file:a:b:c.jsonl", "file:a:b:c.jsonl (1)", "file:d:?.jsonl", "file:d:?.jsonl (3)"}
@@ -279,7 +274,7 @@ def test_a_folder_without_anything_and_a_path_that_is_not_there_are_refused(tmp_
 
 
 def test_a_file_that_cannot_be_read_costs_no_row_of_others(tmp_path: Path) -> None:
-    write(tmp_path / "of" / "7.jsonl", [verl()])
+    jsonl(tmp_path / "of" / "7.jsonl", verl())
     (tmp_path / "of" / "x.jsonl").symlink_to("/proc/self/mem")  # reading from its start is an error, for root too
     with opened(tmp_path / "of", tmp_path) as page:
         assert len(page.rows()) == 1
@@ -305,7 +300,7 @@ def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
     own = {**trace, "nodes": [node(None, "user", "a"), node(1, "user", "b")]}
     wide = {**trace, "nodes": [node(min(n, 499) - 1 if n else None, "user", "") for n in range(700)]}
     others: list[list[Any]] = [[broke], [looping], [own], [], [wide]]
-    file = write(tmp_path / "traces.jsonl", [episode, *({**episode, "traces": one} for one in others)])
+    file = jsonl(tmp_path / "traces.jsonl", episode, *({**episode, "traces": one} for one in others))
     with opened(file, tmp_path) as page:
         long, short, none = page.rows()
         assert (long["step"], long["problem_id"], long["reward"], long["tokens"], long["grp"]) == (
@@ -330,9 +325,9 @@ def test_each_branch_of_a_trace_is_an_attempt(tmp_path: Path) -> None:
 
 def test_a_file_without_rollouts_is_refused_and_a_folder_of_runs_is_none_of_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.jsonl holds no rollouts of TRL, verl, verifiers or inspect_ai"):
-        opened_others(write(tmp_path / "x.jsonl", [{"a": 1}]), tmp_path / "made", lambda said: None)
+        opened_others(jsonl(tmp_path / "x.jsonl", {"a": 1}), tmp_path / "made", lambda said: None)
     run = create(tmp_path / "runs")
-    write(run.path / "metrics.jsonl", [{"step": 1}])
+    jsonl(run.path / "metrics.jsonl", {"step": 1})
     for place in (tmp_path / "runs", run.path, tmp_path / "none"):
         assert opened_others(place, tmp_path / "made", lambda said: None) is None
     for name in ("cut.parquet", "cut.eval"):

@@ -13,7 +13,7 @@ from rocstar.cli.verbs.common import STYLE, AsJson, print_json, write
 from rocstar.support.exits import FAILED, OK
 
 if TYPE_CHECKING:
-    from rocstar.answers.cases import Case, Decided
+    from rocstar.answers.cases import Case
     from rocstar.answers.plugin import Scored
     from rocstar.types import Verdict
 
@@ -47,12 +47,12 @@ def verify(
     """Compare the answers of a file with its references and show what decided each.
 
     Example: rocstar verify --cases answers.jsonl --text response --gold answer"""
-    from rocstar.answers.cases import as_row, load_cases, summary
+    from rocstar.answers.cases import load_cases, summary
     from rocstar.data.rows import read_rows
 
     loaded = load_cases(cases, read_rows(cases), text=text, gold=gold, expected=expected, limit=limit)
-    found = _decide(loaded, strict=strict, graders=graders, deadline=deadline)
-    rows, figures = [as_row(one) for one in found], summary(found)
+    rows = _decide(loaded, strict=strict, graders=graders, deadline=deadline)
+    figures = summary(rows)
     if as_json:
         print_json({"rows": rows, "summary": figures})
         return
@@ -101,8 +101,8 @@ def test(
             "gold": one.case.gold,
             "reward": one.reward,
             **({"parts": one.parts} if has_parts else {}),
-            "rocstar": str(our.grade.verdict),
-            "method": our.grade.method,
+            "rocstar": our["verdict"],
+            "method": our["method"],
             "milliseconds": round(one.milliseconds, 3),
             **({} if one.case.expected is None else {"expected": str(one.case.expected)}),
             "error": one.error,
@@ -153,7 +153,7 @@ def _decide(
     strict: bool = False,
     graders: str | None = None,
     deadline: float = 5.0,
-) -> list[Decided]:
+) -> list[dict[str, Any]]:
     import asyncio
 
     from rocstar.answers.cases import decide
@@ -163,7 +163,7 @@ def _decide(
     names = DEFAULT if graders is None else [name.strip() for name in graders.split(",")]
     grader = Grader(SymbolicChecker(deadline_seconds=deadline), graders=names)
 
-    async def run() -> list[Decided]:
+    async def run() -> list[dict[str, Any]]:
         try:
             return await decide(grader, cases, strict=strict)
         finally:

@@ -20,8 +20,7 @@ from rocstar.support.signals import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from rocstar.data.pool.build import Datasheet
-    from rocstar.data.pool.check import FileReport, FindingCount, Wording
-    from rocstar.data.pool.overlap import BenchmarkQuestion
+    from rocstar.data.pool.check import FileReport, Wording
     from rocstar.data.pool.rules import Check
     from rocstar.parts.build import AttemptParts
     from rocstar.types import Problem
@@ -165,7 +164,7 @@ def verifier(answer_of: Callable[[str], str | None], name: str = "boxed") -> Ite
             runner.run(grader.close())
 
 
-def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
+def _benchmarks(files: list[str]) -> Iterator[Problem]:
     """Questions of plain files, and of all benchmarks of pool recipes."""
     from rocstar.config.layers import load
     from rocstar.data.pool.build import Datasheet, benchmark_questions
@@ -266,13 +265,9 @@ def _report_lines(report: FileReport) -> Iterator[str]:
     of = {"refused": f", of {read:,}", "overlaps": f" ({against})"}
     for name, finding in report.findings.items():
         if finding.rows or (read and name not in SELDOM):
-            yield from _finding_lines(FINDINGS[name] + of.get(name, ""), finding)
+            yield f"{finding.rows:>7,} {FINDINGS[name]}{of.get(name, '')}"
+            yield from (f"          {example}" for example in finding.examples)
+            if more := finding.not_shown:
+                yield f"          and {more:,} more"
     for name, rows in report.by_benchmark.most_common():
         yield f"    {rows:>7,} {name}"
-
-
-def _finding_lines(title: str, finding: FindingCount) -> Iterator[str]:
-    yield f"{finding.rows:>7,} {title}"
-    yield from (f"          {example}" for example in finding.examples)
-    if more := finding.not_shown:
-        yield f"          and {more:,} more"

@@ -56,7 +56,7 @@ def _refuse_absent(spec: EvalSpec) -> None:
     for one in find_benchmarks(spec.benchmark) if spec.benchmark is not None else ():
         refuse_no_folder(spec.data_folder, one.name)
     if spec.data is not None and spec.benchmark is None:
-        load_problems(spec.data, question=spec.columns, answer=spec.answer, limit=1)
+        load_problems(spec.data, question=spec.question or ["question"], answer=spec.answer, limit=1)
 
 
 @app.command(name="list")
@@ -109,13 +109,15 @@ def _comparison(result: Mapping[str, Any]) -> str:
     difference = result["difference"]
     low, high = difference["interval"]
     alone = result["only_a"] + result["only_b"]
+    a, b = result["a"], result["b"]
+    parts = [name for name in a if name.startswith("reward/parts/") and name in b]
     lines = [
         *(f"{name.upper()}  {_subject(result[name])}" for name in ("a", "b")),
         f"B - A {difference['value']:+.1%} (95%: {low:+.1%} to {high:+.1%}) over {result['problems']} problems"
         + (f"; {alone} that only one has are left out" if alone else ""),
         f"exact paired test p = {result['p_value']:.3g}; {result['better']} problems better, {result['worse']} worse, "
         f"{result['same']} the same, sign test p = {result['sign_p_value']:.3g}",
-        *_parts(result["a"], result["b"]),
+        *(f"  {name}  {a[name]:.3g} -> {b[name]:.3g}" for name in parts),
         *_problems(result["table"]),
     ]
     return "\n".join(lines)
@@ -129,11 +131,6 @@ def _subject(subject: Mapping[str, Any]) -> str:
     open_ones = f", {accuracy['undecided']:.1%} undecided" if "undecided" in accuracy else ""
     measured = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}), {attempts} each{open_ones}"
     return f"{measured}: {subject['evaluation']}"
-
-
-def _parts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    names = [name for name in a if name.startswith("reward/parts/") and name in b]
-    return [f"  {name}  {a[name]:.3g} -> {b[name]:.3g}" for name in names]
 
 
 def _problems(table: list[Mapping[str, Any]]) -> list[str]:

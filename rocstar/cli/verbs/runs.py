@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +16,9 @@ from rocstar.errors import ConfigError, ContractBroken, Unavailable, first_line
 from rocstar.support.exits import failure, need, visible
 
 if TYPE_CHECKING:
+    from rocstar.analysis.sources import Source
     from rocstar.record.folder import RunFolder
-    from rocstar.record.formats import Origin
+    from rocstar.record.formats import Feedback
 
 RUN = "A run's name or the start of it, a path, or `last`."
 SHOWN = 20  # attempts on the screen unless more are asked for
@@ -245,18 +246,18 @@ def rollouts(
     from rocstar.view.attempt import decoder_of
 
     asked = options.filter()
-    files, origin = _source(options.name, options.runs)
+    source, feedback = _source(options.name, options.runs)
     with Screen() as screen, screen.never_silent(screen.working):
-        rows = list(islice(select(files, asked), limit))
-        there = _there(files, asked) if not rows and not as_json else ""
-        decode = decoder_of(origin.tokenizer) if rows and full and origin.tokenizer else None
+        rows = list(islice(select(source.files, asked), limit))
+        there = _there(source.files, asked) if not rows and not as_json else ""
+        decode = decoder_of(source.model) if rows and full and source.model else None
     if as_json:
-        shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
-        print_json({"source": origin.name, "attempts": shown})
+        shown = [{**facts(row), "messages": structured(row, feedback)} for row in rows]
+        print_json({"source": source.name, "attempts": shown})
     elif not rows:
-        print(f"{origin.name} has no such attempt{there}")
+        print(f"{source.name} has no such attempt{there}")
     else:
-        print("\n".join(_whole(row, origin, decode) if full else _line(row) for row in rows))
+        print("\n".join(_whole(row, feedback, decode) if full else _line(row) for row in rows))
 
 
 def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
@@ -303,11 +304,11 @@ def _line(row: Mapping[str, Any]) -> str:
     ).replace("\n", " ")
 
 
-def _whole(row: Mapping[str, Any], origin: Origin, decode: Callable[[Sequence[int]], str] | None) -> str:
+def _whole(row: Mapping[str, Any], feedback: Feedback, decode: Callable[[Sequence[int]], str] | None) -> str:
     """decode: of the first prompt of an agent's attempt, which is not the problem's own."""
     from rocstar.record.formats import as_written, own_messages
 
-    messages = as_written(row, origin.feedback)
+    messages = as_written(row, feedback)
     if decode:
         messages[: len(own_messages(row))] = [{"role": "prompt", "content": decode(row["prompt_ids"])}]
     said = (f"[{message['role']}]\n{visible(message['content'])}" for message in messages)
@@ -335,26 +336,27 @@ def export(
     if form not in FORMS:
         raise ConfigError(f"--format {form} is none of {', '.join(FORMS)}")
     asked = options.filter()
-    files, origin = _source(options.name, options.runs)
-    path = out or Path(f"{origin.name.replace('/', '-')}-{form}.{ENDINGS[form]}")
+    source, feedback = _source(options.name, options.runs)
+    path = out or Path(f"{source.name.replace('/', '-')}-{form}.{ENDINGS[form]}")
     if path.is_dir() or not path.parent.is_dir():
         there = "is a folder" if path.is_dir() else "lies in a folder that is not there"
         raise ConfigError(f"{path} {there}; name a file in a folder that is there with --out")
     if path.exists():
         raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
     with Screen() as screen, screen.never_silent(screen.working):
-        count = write(islice(select(files, asked), limit), origin, form, path)
-        there = "" if count else _there(files, asked)
+        count = write(islice(select(source.files, asked), limit), feedback, form, path)
+        there = "" if count else _there(source.files, asked)
     if not count:
-        print(f"{origin.name} has no such attempt{there}", file=sys.stderr)
+        print(f"{source.name} has no such attempt{there}", file=sys.stderr)
     print(f"{plural(count, 'attempt')} in {path}")
 
 
-def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
-    """The files of a run or an evaluation that hold attempts. Raises ConfigError and DataError."""
+def _source(name: str, runs: Path) -> tuple[Source, Feedback]:
+    """A run or an evaluation that kept attempts, with its model only where an agent wrote the prompts and not a
+    template; and its tool results as the model read them. Raises ConfigError and DataError."""
     from rocstar.analysis.sources import find_source
     from rocstar.record.folder import read_json
-    from rocstar.record.formats import Origin, feedback_of
+    from rocstar.record.formats import feedback_of
 
     need("train")
     source = find_source(name, runs)
@@ -365,8 +367,7 @@ def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
         raise ConfigError(f"run {source.name} kept no attempts (run.save_rollouts was off, or it has no RL step yet)")
     settings = source.result["setup"] if source.result else read_json(run.resolved) if run else {}
     by_agent = (settings.get("rollout") or settings).get("agent")
-    tokenizer = source.model if by_agent else None
-    return source.files, Origin(name=source.name, feedback=feedback_of(settings), tokenizer=tokenizer)
+    return replace(source, model=source.model if by_agent else None), feedback_of(settings)
 
 
 @app.command()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.data.pool.config import InputSection, PoolConfig
-from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
+from rocstar.data.pool.overlap import BenchmarkIndex, QuestionIndex
 from rocstar.data.pool.rules import RULE_NAMES, AnswerBook, Check, Drop, Judges, disagreement
 from rocstar.data.problems import EmptyField, ProblemColumns, detect_columns, problem_of, refuse_no_columns, value_at
 from rocstar.data.rows import fingerprint, output_folder, read_rows, refuse_missing, rows_and_faults
@@ -75,12 +75,6 @@ class Datasheet:
         compared = ", ".join(f"{file['name']} ({file['rows']:,})" for file in files)
         others = [f"not compared with {name}: {why}" for name, why in self.not_compared.items()]
         return [f"compared with the questions of {compared or 'no benchmark'}", *others]
-
-    def count_kept(self, problem: Problem, *, answered: bool) -> None:
-        """Count a row of the pool; answered: whether the agreement check had answers to it."""
-        self.counts[problem.source, KEPT] += 1
-        self.asked[problem.source] += "asked_from" in problem.metadata
-        self.unasked += self.config.agreement.covers(problem.source) and not answered
 
     def total(self, fate: str) -> int:
         """Rows of one fate over all sources."""
@@ -172,7 +166,7 @@ def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note:
             for number, problem in enumerate(read_problems(sheet, source, "source", drop), start=1):
                 if number % NOTE_ROWS == 0:
                     note(f"{source.name}: {number} rows so far")
-                judged, reason = judges.judge(problem, _name(problem))
+                judged, reason = judges.judge(problem)
                 if reason is None:
                     kept.write(_pool_row(judged, config.keep))
                 else:
@@ -187,13 +181,16 @@ def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write) -> None:
     book = _answers(sheet, work)
     with (work / POOL_FILE).open("wb") as pool:
         for problem, reason in _judged_again(judges, work):
-            said = book.answers(problem.id) if config.agreement.covers(problem.source) else []
+            is_checked = config.agreement.covers(problem.source)
+            said = book.answers(problem.id) if is_checked else []
             if reason is None and said:
                 evidence = disagreement(problem.answer, said, config.agreement.least, judges.check)
-                reason = Drop("disagreement", evidence) if evidence else None
+                reason = ("disagreement", evidence) if evidence else None
             if reason is None:
                 pool.write(_pool_row(problem, config.keep))
-                sheet.count_kept(problem, answered=bool(said))
+                sheet.counts[problem.source, KEPT] += 1
+                sheet.asked[problem.source] += "asked_from" in problem.metadata
+                sheet.unasked += is_checked and not said
             else:
                 _drop(sheet, drop, problem, reason)
     book.close()
@@ -208,12 +205,10 @@ def _answers(sheet: Datasheet, work: Path) -> AnswerBook:
     return book
 
 
-def benchmark_questions(sheet: Datasheet) -> Iterator[BenchmarkQuestion]:
+def benchmark_questions(sheet: Datasheet) -> Iterator[Problem]:
     """The questions of all benchmarks of a config, in order. Raises DataError."""
     for section in sheet.config.benchmark:
-        for problem in read_problems(sheet, section, "benchmark", None):
-            line = problem.metadata["line"]
-            yield BenchmarkQuestion(benchmark=section.name, line=line, question=problem.question)
+        yield from read_problems(sheet, section, "benchmark", None)
 
 
 def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Write | None) -> Iterator[Problem]:
@@ -254,7 +249,7 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
 def _add_input(
     sheet: Datasheet, section: InputSection, path: str, role: str, rows: int, columns: ProblemColumns
 ) -> None:
-    digest, size = fingerprint(path) or (None, None)
+    digest, size = fingerprint(path)
     sheet.inputs.append(
         {
             "name": section.name,
@@ -300,8 +295,9 @@ def _cut(problem: Problem, texts: Sequence[str]) -> Problem:
 
 
 def _drop(sheet: Datasheet, drop: Write, problem: Problem, reason: Drop) -> None:
-    sheet.counts[problem.source, reason.rule] += 1
-    drop(row_of({"rule": reason.rule, "evidence": reason.evidence, **_described(problem)}))
+    rule, evidence = reason
+    sheet.counts[problem.source, rule] += 1
+    drop(row_of({"rule": rule, "evidence": evidence, **_described(problem)}))
 
 
 def _described(problem: Problem) -> dict[str, Any]:
@@ -321,8 +317,4 @@ def _judged_again(judges: Judges, work: Path) -> Iterator[tuple[Problem, Drop | 
             value = json.loads(row)
             named = {name: value.pop(name) for name in ("id", "question", "answer", "source")}
             problem = Problem(**named, metadata=value)
-            yield problem, judges.late(_name(problem))
-
-
-def _name(problem: Problem) -> str:
-    return f"{problem.source} line {problem.metadata['line']}"
+            yield problem, judges.late(problem)

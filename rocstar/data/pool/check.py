@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
+from rocstar.data.pool.overlap import BenchmarkIndex, QuestionIndex
 from rocstar.data.pool.rewording import before_asking, same_form
 from rocstar.data.pool.rules import Check
 from rocstar.data.problems import ProblemColumns, asked_under_another_system, problem_of
@@ -168,14 +168,14 @@ def check_file(
     columns: ColumnsOf,
     check: Check,
     wording: Wording,
-    benchmarks: Iterable[BenchmarkQuestion],
+    benchmarks: Iterable[Problem],
     held_out: Sequence[Problem] = (),
 ) -> FileReport:
     """Read the file once. held_out: problems that training excludes. Raises DataError if it cannot be read at all, or
     has no row. Source: ours."""
     ids, is_asked = {problem.id for problem in held_out}, asked_under_another_system(held_out)
     report = FileReport(file=path, unit=wording.unit)
-    report.sha256 = (fingerprint(path) or (None,))[0]
+    report.sha256, _ = fingerprint(path)
     index = BenchmarkIndex(benchmarks)
     report.compared_with = dict(index.sizes())
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
@@ -249,7 +249,7 @@ def _compare(report: FileReport, problem: Problem, check: Check, seen: QuestionI
         report.findings["duplicates" if same else "conflicts"].add(line, f"{name}: {match.evidence}{difference}")
     if index and (overlap := index.find(problem.question)):
         report.findings["overlaps"].add(line, f"{name}: {overlap.evidence}")
-        report.by_benchmark[overlap.found.benchmark] += 1
+        report.by_benchmark[overlap.found.source] += 1
 
 
 def _visible(prompt: str, markers: Sequence[str]) -> str:

@@ -15,10 +15,13 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from string import punctuation
+
+from rocstar.types import Problem
 
 GRAM_WORDS = 8
 """Words in a gram; the paper drops what shares one with a benchmark (§5.1)."""
@@ -127,7 +130,7 @@ class Match:
         return f"{self.likeness:.2f} of the text is that of {self.name}, same answer {self.answer}"
 
 
-class QuestionIndex:
+class QuestionIndex(AbstractContextManager["QuestionIndex"]):
     """Every question kept so far, in an SQLite file on disk, so that memory does not grow with their number. Use as a
     context manager; the file is the caller's to delete.
 
@@ -144,9 +147,6 @@ class QuestionIndex:
         self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         self._database.execute("BEGIN")
         self._count = 0
-
-    def __enter__(self) -> QuestionIndex:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._database.close()
@@ -212,18 +212,9 @@ _HASH_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkQuestion:
-    benchmark: str
-    """Name of the benchmark."""
-    line: int
-    """Its line or row there, counted from 1."""
-    question: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    found: BenchmarkQuestion
-    """The benchmark question that shares the most grams."""
+    found: Problem
+    """The problem of a benchmark whose question shares the most grams."""
     exact: bool
     """The two agree in all letters and digits."""
     passage: str
@@ -236,13 +227,13 @@ class Overlap:
     @property
     def evidence(self) -> str:
         """A description of the overlap for people."""
-        place = f"{self.found.benchmark} line {self.found.line}"
         if self.exact:
-            return f"same question as {place}"
+            return f"same question as {self.found.place}"
         words = self.passage.split()
         shown = " ".join(words[:SHOWN_WORDS]) + (" …" if len(words) > SHOWN_WORDS else "")
         run = f"{len(words)} words in a row"
-        return f'{run}, "{shown}", are in {place} too; {self.shared} of {self.total} 8-grams are shared with it'
+        there = f"are in {self.found.place} too; {self.shared} of {self.total} 8-grams are shared with it"
+        return f'{run}, "{shown}", {there}'
 
 
 class BenchmarkIndex:
@@ -251,8 +242,9 @@ class BenchmarkIndex:
 
     A hit is confirmed in the texts, so that a hash collision never drops a row."""
 
-    def __init__(self, questions: Iterable[BenchmarkQuestion]) -> None:
-        self._questions: list[BenchmarkQuestion] = []
+    def __init__(self, questions: Iterable[Problem]) -> None:
+        """questions: with the benchmark as `source`, and the line there."""
+        self._questions: list[Problem] = []
         self._same: dict[bytes, int] = {}
         first: dict[int, int] = {}
         for number, question in enumerate(questions):
@@ -302,7 +294,7 @@ class BenchmarkIndex:
 
     def sizes(self) -> Counter[str]:
         """Questions per benchmark."""
-        return Counter(question.benchmark for question in self._questions)
+        return Counter(question.source for question in self._questions)
 
 
 def _longest(present: Sequence[tuple[str, ...]], starts: Sequence[int]) -> str:

@@ -201,12 +201,8 @@ Check = Callable[[str, str], tuple[bool, str]]
 """(reference, a full response) -> (whether the verifier calls it right, how it decided)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
-    rule: str
-    """One of `RULE_NAMES`."""
-    evidence: str
-    """For people: what was found, and where."""
+Drop = tuple[str, str]
+"""(one of RULE_NAMES, evidence: for people, what was found, and where)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -221,27 +217,28 @@ class Judges:
     conflicts: dict[str, str] = field(default_factory=dict)
     """Name of a kept row -> evidence that its question has another label elsewhere; filled while judging."""
 
-    def judge(self, published: Problem, name: str) -> tuple[Problem, Drop | None]:
+    def judge(self, published: Problem) -> tuple[Problem, Drop | None]:
         """The problem for the pool, and the reason if it is dropped."""
         problem = published
         for rule, evidence_of in RULES.items():
             if rule == "not_integer":
                 problem = self._with_integer(problem)
             if self._holds(rule) and (evidence := evidence_of(problem, self.config.limits)):
-                return problem, Drop(rule, evidence)
+                return problem, (rule, evidence)
         # The sentence that asks for an integer occurs in many questions and must not make them similar.
-        repeated = self._repeated(published, name)
+        repeated = self._repeated(published)
         return problem, self._refused(problem) or repeated or self._overlapping(problem)
 
-    def late(self, name: str) -> Drop | None:
+    def late(self, problem: Problem) -> Drop | None:
         """Why a row that was kept so far is dropped now; call it when all rows were judged."""
-        return self._drop("conflicting_labels", self.conflicts[name]) if name in self.conflicts else None
+        evidence = self.conflicts.get(problem.place)
+        return self._drop("conflicting_labels", evidence) if evidence else None
 
     def _holds(self, rule: str) -> bool:
         return rule not in self.config.rules.skip
 
     def _drop(self, rule: str, evidence: str) -> Drop | None:
-        return Drop(rule, evidence) if self._holds(rule) else None
+        return (rule, evidence) if self._holds(rule) else None
 
     def _with_integer(self, problem: Problem) -> Problem:
         """With plain digits if the answer is an integer, with a question for one if possible, else unchanged."""
@@ -256,8 +253,8 @@ class Judges:
             return None
         return self._drop("gold_refused", f'the verifier refuses "{problem.answer[:80]}" as its own answer ({method})')
 
-    def _repeated(self, problem: Problem, name: str) -> Drop | None:
-        answer = problem.answer
+    def _repeated(self, problem: Problem) -> Drop | None:
+        name, answer = problem.place, problem.answer
         match = self.seen.add(problem.question, answer, name, form=same_form(answer))
         if match is None:
             return None

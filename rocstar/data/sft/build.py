@@ -112,8 +112,8 @@ def build(
             note(sentence)
         _write_mix(partial[ROWS], store, taken, recipe.mix.seed)
         sheet = {
-            **_datasheet(recipe, counts, taken, store, rows_sha256=_sha256(partial[ROWS])),
-            "refused_sha256": _sha256(partial[REFUSED]),
+            **_datasheet(recipe, counts, taken, store, rows_sha256=fingerprint(partial[ROWS])[0]),
+            "refused_sha256": fingerprint(partial[REFUSED])[0],
         }
     partial[DATASHEET].write_text(json.dumps(sheet, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for name, written in partial.items():
@@ -294,7 +294,7 @@ def _source_row(source: SourcePart, counts: SourceCounts, share: Share, store: R
     return {
         "name": source.name,
         "layout": source.layout,
-        "files": [{"path": file, "sha256": _sha256(file)} for file in source.files],
+        "files": [{"path": file, "sha256": fingerprint(file)[0]} for file in source.files],
         "rows_read": counts.rows,
         "refused": {str(reason): count for reason, count in sorted(counts.refused.items())},
         "built": len(positions),
@@ -305,7 +305,3 @@ def _source_row(source: SourcePart, counts: SourceCounts, share: Share, store: R
         "short": share.short,
         "left_over": share.available - share.taken,
     }
-
-
-def _sha256(path: str | Path) -> str | None:
-    return (fingerprint(path) or (None,))[0]

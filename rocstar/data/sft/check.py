@@ -66,12 +66,12 @@ def check(conversation: Chat, markers: Sequence[str]) -> int:
     if len(specs) < len(conversation.tools or ()):
         raise Refused(Refusal.TOOLS, "tools", "two tools share a name")
     calls = [call for message in conversation.messages for call in message.calls]
-    for call in calls:
-        check_call(call.name, call.arguments, specs)
+    for name, arguments in calls:
+        check_call(name, arguments, specs)
     for message in conversation.messages:
         if message.role is Role.ASSISTANT:
             read = [(call.tool, call.arguments, call.parse_error) for call in HERMES.parse(message.text)]
-            if read != [(call.name, dict(call.arguments), None) for call in message.calls]:
+            if read != [(name, dict(arguments), None) for name, arguments in message.calls]:
                 raise Refused(Refusal.ROUND_TRIP, "tool_calls", f"the rendered calls read back as {str(read)[:80]}")
     return len(calls)
 
@@ -114,7 +114,7 @@ def check_tokens(row: SftRow, parts: Sequence[Piece], codec: TextCodec) -> None:
 def _check_text(message: Message, markers: Sequence[str]) -> None:
     if not message.content.strip() and not message.calls and message.role is not Role.TOOL:
         raise Refused(Refusal.EMPTY, "messages", f"a {message.role} message says nothing")
-    texts = [message.content, *(text for call in message.calls for text in _texts(call.arguments))]
+    texts = [message.content, *(text for _, arguments in message.calls for text in _texts(arguments))]
     for text in texts:
         found = next((marker for marker in markers if marker in text), None)
         if found:

@@ -211,7 +211,7 @@ def _add_tagged(turns: Turns, value: str) -> None:
     if broken := next((call.parse_error for call in found if call.parse_error), None):
         raise Refused(Refusal.CALL, "conversations", broken)
     turns.add(Role.ASSISTANT, CALL_BLOCK.sub("", value).strip())
-    turns.calls(FunctionCall(name=call.tool, arguments=call.arguments) for call in found)
+    turns.calls((call.tool, call.arguments) for call in found)
 
 
 # Glaive function calling v2 as published: `system` and `chat`, two texts with speakers in capitals.
@@ -302,7 +302,7 @@ def _toolace_calls(rest: str) -> Iterator[FunctionCall]:
         end = _closing(rest, len(name)) if opened else -1
         if end < 0:
             raise Refused(Refusal.CALL, "conversations", f"cannot read a call in {rest[:60]!r}")
-        yield FunctionCall(name=name.strip(), arguments=_python_arguments(rest[len(name) : end + 1]))
+        yield name.strip(), _python_arguments(rest[len(name) : end + 1])
         rest = rest[end + 1 :].lstrip(" \n,")
 
 

@@ -18,6 +18,7 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class AnswerCache:
         self._base.close()
 
 
-class ChatEndpoint:
+class ChatEndpoint(AbstractAsyncContextManager["ChatEndpoint"]):
     """Answers chat messages, from the cache if possible. Use it as an async context manager, inside one loop."""
 
     def __init__(
@@ -87,9 +88,6 @@ class ChatEndpoint:
         self._alone = WeakValueDictionary[str, asyncio.Lock]()
         self._answered = False
         self._refusals = Counter[str]()
-
-    async def __aenter__(self) -> ChatEndpoint:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.close()

@@ -77,12 +77,8 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCall:
-    """A tool call of an assistant message."""
-
-    name: str
-    arguments: Mapping[str, Any]
+FunctionCall = tuple[str, Mapping[str, Any]]
+"""(name, arguments) of a tool call of an assistant message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,7 @@ class Message:
     @property
     def text(self) -> str:
         """The text under this role, calls in their tags: for the assistant, exactly what it must learn."""
-        rendered = (render_call(call.name, call.arguments) for call in self.calls)
+        rendered = (render_call(name, arguments) for name, arguments in self.calls)
         return "\n".join(part for part in (self.content, *rendered) if part)
 
 
@@ -201,7 +197,7 @@ def call_of(function: Any, field: str = "tool_calls", *, tool_name: str = "") ->
     name = function.get("name") or tool_name
     if not isinstance(name, str) or not name:
         raise Refused(Refusal.CALL, field, f"expected a function name, got {name!r}")
-    return FunctionCall(name=name, arguments=arguments)
+    return name, arguments
 
 
 def decoded(text: str, field: str, reason: Refusal) -> Any:
@@ -225,9 +221,9 @@ def _message_rows(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 {
                     "id": f"call_{number}",
                     "type": "function",
-                    "function": {"name": call.name, "arguments": dict(call.arguments)},
+                    "function": {"name": name, "arguments": dict(arguments)},
                 }
-                for number, call in enumerate(message.calls, made)
+                for number, (name, arguments) in enumerate(message.calls, made)
             ]
             answered, made = made, made + len(message.calls)
         rows.append(row)

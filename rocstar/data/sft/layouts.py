@@ -10,7 +10,7 @@ from typing import Any
 
 from rocstar.data.sft.check import readable
 from rocstar.data.sft.dialogues import BY_ROW, Row, RowReader, Turns, list_of, mapping_of, text_of
-from rocstar.data.sft.format import Chat, FunctionCall, Refusal, Refused, Role, call_of, from_columns, tool_spec
+from rocstar.data.sft.format import Chat, Refusal, Refused, Role, call_of, from_columns, tool_spec
 from rocstar.protocols import ToolSpec
 
 # APIGen / xLAM: `query`, `answers` and `tools`, the last two as JSON text.
@@ -81,7 +81,7 @@ def magicoder(tool: ToolSpec) -> RowReader:
         turns = Turns(text_of(row, request))
         if before := response[: blocks[0].start()].strip():
             turns.add(Role.ASSISTANT, before)
-        turns.calls([FunctionCall(name=tool.name, arguments={next(iter(tool.parameters["properties"])): code})])
+        turns.calls([(tool.name, {next(iter(tool.parameters["properties"])): code})])
         return turns.chat([tool])
 
     return read

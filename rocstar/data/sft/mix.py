@@ -10,6 +10,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def quantiles(values: Sequence[int]) -> dict[str, int]:
     return {name: ranked[math.ceil(p * len(ranked)) - 1] for name, p in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
 
 
-class RowStore:
+class RowStore(AbstractContextManager["RowStore"]):
     """Checked rows, in one file in order of arrival, with an index in memory of about 350 bytes a row. A context
     manager that removes its file."""
 
@@ -105,9 +106,6 @@ class RowStore:
         """`Chat.id` of each row."""
         self._known: set[str] = set()
         self._starts: dict[str, range] = {}
-
-    def __enter__(self) -> RowStore:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

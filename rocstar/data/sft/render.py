@@ -100,7 +100,7 @@ def _assistant(message: Message, syntax: CallSyntax, *, answered: bool) -> tuple
     lists none, those in the content that tool messages answer (calls that do not parse, JSON spaced differently)."""
     if message.calls:
         content = (by_assistant(message.content),) if message.content else ()
-        return turn_of(syntax, content, [(call.name, call.arguments) for call in message.calls])
+        return turn_of(syntax, content, message.calls)
     if not answered:
         return turn_of(syntax, (by_assistant(message.content),), ())
     split = re.split("(" + "|".join(map(re.escape, syntax.reserved)) + ")", message.content)

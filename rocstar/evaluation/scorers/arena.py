@@ -18,7 +18,7 @@ from typing import Any
 from rocstar.errors import ConfigError, DataError, VerifierUnavailable
 from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
 from rocstar.evaluation.intervals import figure
-from rocstar.evaluation.scoring import Parts, Scorer, final_text, judged, ratio
+from rocstar.evaluation.scoring import Scorer, judged, ratio
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict, problem_id
 
@@ -69,12 +69,10 @@ def _answer(row: Row, where: str) -> str:
 
 
 class ArenaScorer(Scorer):
-    def __init__(self, parts: Parts) -> None:
+    def __post_init__(self) -> None:
         """Raises ConfigError without a judge."""
-        if parts.judge is None:
+        if self.judge is None:
             raise ConfigError("this benchmark is scored by a judge; name its endpoint with --judge and --judge-model")
-        super().__init__(parts)
-        self._judge = parts.judge
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable where the judge could not be reached. Raises ContractBroken for an ENVIRONMENT_FAILED
@@ -91,7 +89,7 @@ class ArenaScorer(Scorer):
         return {"win_rate": figure(ratio(sums))}
 
     async def _judged(self, problem: Problem, attempt: Trajectory) -> Outcome | VerifierUnavailable:
-        text = final_text(self.parts, attempt)
+        text = self.final_text(attempt)
         try:
             first = await self._ask(problem.question, text, problem.answer)
             second = await self._ask(problem.question, problem.answer, text)
@@ -105,9 +103,10 @@ class ArenaScorer(Scorer):
         return judged(won / weight > 0.5, method="judge", extracted=verdicts, text=text)
 
     async def _ask(self, question: str, a: str, b: str) -> str | None:
-        prompt = f"The request:\n{question}\n\nAnswer A:\n{a}\n\nAnswer B:\n{b}"
+        assert self.judge is not None
+        judge, prompt = self.judge, f"The request:\n{question}\n\nAnswer A:\n{a}\n\nAnswer B:\n{b}"
         key = f"judge/{hashlib.sha256(prompt.encode('utf-8', 'replace')).hexdigest()}"
-        return verdict_in(str(await self.parts.recall.answer(key, lambda: self._judge.ask(prompt, system=SYSTEM))))
+        return verdict_in(str(await self.recall.answer(key, lambda: judge.ask(prompt, system=SYSTEM))))
 
 
 def verdict_in(text: str) -> str | None:

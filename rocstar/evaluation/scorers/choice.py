@@ -7,8 +7,7 @@ Source: GPQA (Rein et al. 2023) for the columns and the letters; the order by id
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rocstar.answers.extract import counts_as_cut, last_answer, written
 from rocstar.answers.text import chosen_letter
@@ -28,21 +27,21 @@ def columns(file: BenchmarkFile) -> list[str]:
 
 def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
     """Raises DataError."""
-    return [_problem(file, part, where, row) for part, where, row in lines(rows, file.files)]
-
-
-def _problem(file: BenchmarkFile, part: str, where: str, row: Mapping[str, Any]) -> Problem:
-    question, right = (str(column(row, name, where)).strip() for name in (file.question, file.answer))
-    options = [right, *(str(column(row, name, where)).strip() for name in WRONG)]
-    order = random.Random(seed_for("options", question)).sample(range(len(options)), len(options))
-    shown = "\n".join(f"{letter}) {options[place]}" for letter, place in zip(LETTERS, order, strict=True))
-    question = f"{question}\n\n{shown}\n\n{ASK}"
-    return Problem(id=problem_id(question), question=question, answer=LETTERS[order.index(0)], source=part)
+    found = []
+    for part, where, row in lines(rows, file.files):
+        names = (file.question, file.answer, *WRONG)
+        question, *options = (str(column(row, name, where)).strip() for name in names)
+        order = random.Random(seed_for("options", question)).sample(range(len(options)), len(options))
+        shown = "\n".join(f"{letter}) {options[place]}" for letter, place in zip(LETTERS, order, strict=True))
+        question = f"{question}\n\n{shown}\n\n{ASK}"
+        answer = LETTERS[order.index(0)]
+        found.append(Problem(id=problem_id(question), question=question, answer=answer, source=part))
+    return found
 
 
 class ChoiceScorer(Scorer):
     def outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
-        texts = written(self.parts.codec, self.parts.calls, attempt)
+        texts = written(self.codec, self.calls, attempt)
         if counts_as_cut(attempt, "wrong"):
             return judged(False, method="truncated", extracted=None, text="\n".join(texts))
         letter = chosen(texts)

@@ -147,7 +147,7 @@ class FunctionScorer(Scorer):
         calls = [call for turn in attempt.turns for call in turn.calls]
         complaint = complaint_of(problem.metadata, calls)
         calls_text = json.dumps([{call.tool: call.arguments} for call in calls], default=str) if calls else None
-        text = "\n".join(written(self.parts.codec, self.parts.calls, attempt))
+        text = "\n".join(written(self.codec, self.calls, attempt))
         return judged(complaint is None, method=complaint or "calls", extracted=calls_text, text=text)
 
 

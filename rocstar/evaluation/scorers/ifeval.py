@@ -22,14 +22,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
 from rocstar.errors import ConfigError, DataError
-from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
+from rocstar.evaluation.benchmark import BenchmarkFile, Rows, column, lines
 from rocstar.evaluation.intervals import figure, mean_over_problems
-from rocstar.evaluation.scoring import Parts, Scorer, final_text, judged, ratio
+from rocstar.evaluation.scoring import Scorer, judged, ratio
 from rocstar.types import Group, Outcome, Problem, Trajectory, problem_id
 
 Check = Callable[..., bool]
@@ -249,16 +250,15 @@ def columns(file: BenchmarkFile) -> list[str]:
 
 def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
     """Raises DataError."""
-    return [_problem(file, part, where, row) for part, where, row in lines(rows, file.files)]
-
-
-def _problem(file: BenchmarkFile, part: str, where: str, row: Row) -> Problem:
-    question = str(column(row, file.question, where))
-    names, arguments = column(row, "instruction_id_list", where), column(row, "kwargs", where)
-    if not isinstance(names, list) or not isinstance(arguments, list) or len(names) != len(arguments):
-        raise DataError(f"{where}: instruction_id_list and kwargs are not two lists of one length.")
-    metadata = {"instructions": names, "arguments": arguments}
-    return Problem(id=problem_id(question), question=question, answer="", source=part, metadata=metadata)
+    found = []
+    for part, where, row in lines(rows, file.files):
+        question = str(column(row, file.question, where))
+        names, arguments = column(row, "instruction_id_list", where), column(row, "kwargs", where)
+        if not isinstance(names, list) or not isinstance(arguments, list) or len(names) != len(arguments):
+            raise DataError(f"{where}: instruction_id_list and kwargs are not two lists of one length.")
+        metadata = {"instructions": names, "arguments": arguments}
+        found.append(Problem(id=problem_id(question), question=question, answer="", source=part, metadata=metadata))
+    return found
 
 
 def check() -> None:
@@ -296,13 +296,12 @@ def published(instruction: str, arguments: Mapping[str, Any], prompt: str, answe
     return bool(answer.strip()) and bool(one.check_following(answer))
 
 
+@dataclass(frozen=True, kw_only=True)
 class IfevalScorer(Scorer):
-    """`decide` judges one instruction; `follows` knows those of IFEval. `method` of an outcome spells the verdicts on
-    single instructions: S strict, l only loose, . neither."""
+    """`method` of an outcome spells the verdicts on single instructions: S strict, l only loose, . neither."""
 
-    def __init__(self, parts: Parts, decide: Follows = follows) -> None:
-        super().__init__(parts)
-        self._decide = decide
+    decide: Follows = follows
+    """Judges one instruction; `follows` knows those of IFEval."""
 
     def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
         judged = [[a.outcome for a in group.trajectories if a.outcome] for group in groups]
@@ -317,15 +316,15 @@ class IfevalScorer(Scorer):
 
     def outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
         """Raises DataError for an instruction of no known kind."""
-        text = final_text(self.parts, attempt)
+        text = self.final_text(attempt)
         pairs = zip(problem.metadata["instructions"], problem.metadata["arguments"], strict=True)
         signs = "".join(self._sign(name, arguments, problem.question, text) for name, arguments in pairs)
         return judged(_strict(signs), method=f"instructions {signs}", extracted=None, text=text)
 
     def _sign(self, name: str, arguments: Mapping[str, Any], prompt: str, text: str) -> str:
-        if self._decide(name, arguments, prompt, text):
+        if self.decide(name, arguments, prompt, text):
             return "S"
-        return "l" if any(self._decide(name, arguments, prompt, one) for one in variants(text)) else "."
+        return "l" if any(self.decide(name, arguments, prompt, one) for one in variants(text)) else "."
 
 
 def _strict(signs: str) -> bool:

@@ -12,7 +12,9 @@ pytest.importorskip("pyarrow")
 
 from rocstar.cli.main import run
 from rocstar.data.pool.rules import AnswerBook
+from tests.commands import json_of
 from tests.evaluation.served import served, text
+from tests.files import jsonl
 
 ROWS = {"What is two plus two?": "4", "What is two plus three?": "6", "What is one over three?": "\\frac{1}{3}"}
 SAID = {"two?": "4", "three?": "5", "$p + q$.": "4"}
@@ -37,16 +39,14 @@ def test_an_evaluation_of_a_pool_answers_all_its_questions_and_wrong_labels_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in ROWS.items()))
+    jsonl(Path("rows.jsonl"), *({"question": q, "answer": a} for q, a in ROWS.items()))
     Path("pool.toml").write_text(RECIPE)
     assert run(["data", "build", "pool.toml", "out=unchecked", "rules.skip=disagreement"]) == 0
     with served(answers) as model:
         asked = ["--endpoint", model.url, "--data", "unchecked/problems.jsonl", "--n", "2", "--max-turns", "1"]
         capsys.readouterr()
-        assert run(["eval", "m", *asked, "--json"]) == 0
-    attempts = json.loads(capsys.readouterr().out)["saved"] + "/samples.parquet"
-    assert run(["data", "build", "pool.toml", "out=checked", f"agreement.answers={attempts}", "--json"]) == 0
-    sheet = json.loads(capsys.readouterr().out)
+        attempts = json_of(capsys, "eval", "m", *asked)["saved"] + "/samples.parquet"
+    sheet = json_of(capsys, "data", "build", "pool.toml", "out=checked", f"agreement.answers={attempts}")
     assert (sheet["kept"], sheet["agreement_unasked"], sheet["funnel"]["disagreement"]["s"]) == (2, 0, 1)
     (file,) = [file for file in sheet["inputs"] if file["role"] == "answers"]
     assert (file["path"], file["rows"]) == (attempts, 6)
@@ -68,7 +68,7 @@ def test_answers_that_are_not_there_stop_a_build_before_it_reads_anything(
 def test_a_fault_is_no_answer_and_an_attempt_without_one_is(tmp_path: Path) -> None:
     ends = [("answered", "4"), ("environment_failed", None), ("max_tokens", None)]
     rows = [{"problem_id": "p", "stop": stop, "extracted": found, "question": "?"} for stop, found in ends]
-    (tmp_path / "attempts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(tmp_path / "attempts.jsonl", *rows)
     (tmp_path / "more.jsonl").write_text(json.dumps({"id": "p", "answers": ["5"]}))
     book = AnswerBook(tmp_path / "answers.sqlite")
     assert [book.read(tmp_path / name) for name in ("attempts.jsonl", "more.jsonl")] == [3, 1]

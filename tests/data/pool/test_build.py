@@ -13,6 +13,7 @@ from rocstar.data.pool.config import PoolConfig
 from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import problem_id
+from tests.files import jsonl
 
 BENCHMARK = "Alice has nine red apples and Bob takes away four of them before lunch today."
 ROWS = [
@@ -32,13 +33,9 @@ def accept(gold: str, response: str) -> tuple[bool, str]:
     return response == f"\\boxed{{{gold}}}", "scripted"
 
 
-def write(path: Path, *rows: Any) -> None:
-    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
-
-
 def pool(folder: Path, **changes: Any) -> PoolConfig:
-    write(folder / "rows.jsonl", *({"question": q, "answer": a} for q, a in ROWS))
-    write(folder / "bench.jsonl", {"problem": BENCHMARK})
+    jsonl(folder / "rows.jsonl", *({"question": q, "answer": a} for q, a in ROWS))
+    jsonl(folder / "bench.jsonl", {"problem": BENCHMARK})
     settings = {
         "data": str(folder),
         "out": str(folder / "out"),
@@ -61,7 +58,7 @@ def test_a_pool_holds_questions_without_what_stands_before_them(tmp_path: Path) 
     config = pool(tmp_path, benchmark=[], limits={"max_bad_rows": 1})
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many legs has a cat?"}]
     talk = [*asked, {"role": "assistant", "content": "4"}, {"role": "user", "content": "And two of them?"}]
-    write(tmp_path / "rows.jsonl", {"prompt": asked, "label": "4"}, {"prompt": talk, "label": "8"})
+    jsonl(tmp_path / "rows.jsonl", {"prompt": asked, "label": "4"}, {"prompt": talk, "label": "8"})
     build(config)
     (kept,), (dropped,) = rows_of(config, "problems.jsonl"), rows_of(config, "dropped.jsonl")
     assert (kept["question"], kept["id"]) == ("How many legs has a cat?", problem_id("How many legs has a cat?"))
@@ -132,7 +129,7 @@ def test_a_reference_that_the_verifier_refuses_is_dropped(tmp_path: Path) -> Non
 
 def test_a_bad_row_stops_the_build_with_its_place_and_leaves_nothing(tmp_path: Path) -> None:
     config = pool(tmp_path)
-    write(tmp_path / "rows.jsonl", {"question": "What is it?", "answer": "5"}, "{broken\n")
+    jsonl(tmp_path / "rows.jsonl", {"question": "What is it?", "answer": "5"}, "{broken")
     with pytest.raises(DataError, match=r"rows\.jsonl, line 2, column 2: not JSON"):
         build(config)
     assert list(Path(config.out).iterdir()) == []
@@ -144,7 +141,7 @@ def test_bad_rows_are_dropped_as_far_as_the_config_allows(tmp_path: Path) -> Non
     (tmp_path / "bad.csv").write_text("question,answer\nWhat is it?,5\nWhat, then,6\n")
     cells = build(config.model_copy(update={"source": [config.source[0].model_copy(update={"path": "bad.csv"})]}))
     assert (cells.total("bad_row"), cells.total("kept")) == (1, 1)
-    write(tmp_path / "bad.jsonl", good, "{broken\n", {**good, "answer": ["5"]}, {**good, "answer": ""}, "null\n")
+    jsonl(tmp_path / "bad.jsonl", good, "{broken", {**good, "answer": ["5"]}, {**good, "answer": ""}, "null")
     sheet = build(config)
     assert [sheet.total(fate) for fate in ("read", "bad_row", "empty", "kept")] == [5, 3, 1, 1]
     assert "line 2" in rows_of(config, "dropped.jsonl")[0]["evidence"]
@@ -154,7 +151,7 @@ def test_bad_rows_are_dropped_as_far_as_the_config_allows(tmp_path: Path) -> Non
 
 def test_instructions_are_cut_and_columns_joined(tmp_path: Path) -> None:
     source = {"name": "s", "path": "a.jsonl", "question": ["body", "ask"], "answer": "gold", "cut": ["Think hard."]}
-    write(tmp_path / "a.jsonl", {"body": "Ann has two cats. Think hard.", "ask": "How many legs?", "gold": 8})
+    jsonl(tmp_path / "a.jsonl", {"body": "Ann has two cats. Think hard.", "ask": "How many legs?", "gold": 8})
     config = pool(tmp_path, source=[source])
     build(config)
     (row,) = rows_of(config, "problems.jsonl")
@@ -164,7 +161,7 @@ def test_instructions_are_cut_and_columns_joined(tmp_path: Path) -> None:
 def test_labels_that_too_few_answers_share_are_dropped(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     said = {0: ["\\boxed{12}", "\\boxed{12}", "\\boxed{3}"], 8: ["\\boxed{1013}", "\\boxed{24}", "\\boxed{24}"]}
-    write(answers, *({"question": ROWS[place][0], "answers": texts} for place, texts in said.items()))
+    jsonl(answers, *({"question": ROWS[place][0], "answers": texts} for place, texts in said.items()))
     config = pool(tmp_path, agreement={"answers": [str(answers)], "least": 2})
     sheet = build(config)
     (dropped,) = [row for row in rows_of(config, "dropped.jsonl") if row["rule"] == "disagreement"]
@@ -180,8 +177,8 @@ def test_only_the_labels_of_the_named_sources_are_checked(tmp_path: Path) -> Non
     answers, wrong = tmp_path / "answers.jsonl", ["\\boxed{999}"] * 3
     asked = {name: f"What does the {name} puzzle ask of us today?" for name in ("euler", "forum")}
     for name, question in asked.items():
-        write(tmp_path / f"{name}.jsonl", {"question": question, "answer": "7"})
-    write(answers, *({"question": question, "answers": wrong} for question in asked.values()))
+        jsonl(tmp_path / f"{name}.jsonl", {"question": question, "answer": "7"})
+    jsonl(answers, *({"question": question, "answers": wrong} for question in asked.values()))
     sources = [{"name": name, "path": f"{name}.jsonl"} for name in asked]
     for named, kept in ((["forum"], ["euler"]), (["euler", "forum"], []), ([], [])):
         config = pool(tmp_path, source=sources, agreement={"answers": [str(answers)], "sources": named})

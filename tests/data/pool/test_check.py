@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from rocstar.data.pool.check import Wording, check_file
-from rocstar.data.pool.overlap import BenchmarkQuestion
 from rocstar.data.pool.rewording import ASK_FRACTION
 from rocstar.data.problems import ProblemColumns, columns_of
 from rocstar.errors import DataError
+from rocstar.types import Problem
+from tests.files import jsonl
 
 WORDING = Wording(render=lambda it: f"<s>{it.question}</s>", markers=("<s>", "</s>"), length=len, unit="characters")
 ROWS = [
@@ -32,15 +33,16 @@ def test_questions_asked_for_an_integer_are_compared_without_the_sentence_that_a
     path = tmp_path / "pool.jsonl"
     asked = ("Halve three.", "3/2"), ("Third of two.", "2/3"), ("Halve three.", "3/2"), ("Halve three.", "1/4")
     rows = [{"question": f"{text} {ASK_FRACTION}", "answer": "5", "asked_from": former} for text, former in asked]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(path, *rows)
     report = check_file(str(path), columns, accept, WORDING, [])
     assert [report.findings[name].rows for name in ("near", "duplicates", "conflicts")] == [0, 1, 1]
 
 
 def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + "{broken\n")
-    known = [BenchmarkQuestion(benchmark="b", line=3, question="three cats and no dogs have in all, would you say")]
+    jsonl(path, *ROWS, "{broken")
+    asked = "three cats and no dogs have in all, would you say"
+    known = [Problem(id="b3", question=asked, answer="", source="b", metadata={"line": 3})]
     report = check_file(str(path), columns, accept, WORDING, known)
     assert report.columns is not None and report.columns.layout == "slime"
     assert (report.rows, report.others) == (6, ["level"])

@@ -1,14 +1,18 @@
 import pytest
 
-from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion
+from rocstar.data.pool.overlap import BenchmarkIndex
+from rocstar.types import Problem
 
 LONG = "Alice has nine red apples and Bob takes away four of them before lunch today"
 QUESTIONS = (LONG, "Compute $2+2$.", r"What is $f(1)+f(2)+f(3)$ if $f(x) = x^2 + 1$ for all real numbers?")
 
 
-def index() -> BenchmarkIndex:
-    questions = enumerate(QUESTIONS, start=1)
-    return BenchmarkIndex(BenchmarkQuestion(benchmark="b", line=line, question=text) for line, text in questions)
+def index(*questions: str) -> BenchmarkIndex:
+    """Of a benchmark b with these questions."""
+    lines = enumerate(questions or QUESTIONS, start=1)
+    return BenchmarkIndex(
+        Problem(id=text, question=text, answer="", source="b", metadata={"line": line}) for line, text in lines
+    )
 
 
 @pytest.mark.parametrize("text", [LONG.upper(), LONG.replace(" ", "  ") + ".", "compute 2 + 2"])
@@ -22,7 +26,7 @@ def test_eight_words_in_a_row_are_an_overlap_and_seven_are_not() -> None:
     eight = index().find(f"So {' '.join(words[2:10])} indeed, yes")
     assert eight is not None and not eight.exact
     assert eight.passage == " ".join(words[2:10]).lower()
-    assert (eight.found.line, eight.shared) == (1, 1)
+    assert (eight.found.place, eight.shared) == ("b line 1", 1)
     assert index().find(f"So {' '.join(words[2:9])} indeed, yes") is None
 
 
@@ -33,17 +37,13 @@ def test_punctuation_latex_marks_and_width_do_not_hide_an_overlap() -> None:
 
 
 def test_symbols_between_blanks_count_as_words_too() -> None:
-    known = BenchmarkIndex([BenchmarkQuestion(benchmark="b", line=1, question="let a + b = c + d hold here")])
-    assert known.find("so let a + b = c + d then") is not None
+    assert index("let a + b = c + d hold here").find("so let a + b = c + d then") is not None
 
 
 def test_of_several_benchmark_questions_the_one_that_shares_most_is_named() -> None:
     start, rest = " ".join(LONG.split()[:9]), LONG
-    known = BenchmarkIndex(
-        BenchmarkQuestion(benchmark="b", line=line, question=text) for line, text in ((1, start), (2, rest))
-    )
-    found = known.find(f"{LONG} and then some")
-    assert found is not None and found.found.line == 2
+    found = index(start, rest).find(f"{LONG} and then some")
+    assert found is not None and found.found.place == "b line 2"
     assert f'15 words in a row, "{LONG.lower()}", are in b line 2 too; 8 of 11 8-grams' in found.evidence
 
 
@@ -52,5 +52,5 @@ def test_the_longest_of_several_shared_passages_is_shown_and_a_very_long_one_is_
     found = index().find(f"{' '.join(words[:8])} pears {' '.join(words[3:13])} figs {' '.join(words[5:14])}")
     assert found is not None and found.passage == " ".join(words[3:13]).lower()
     long = " ".join(f"w{number}" for number in range(40))
-    told = BenchmarkIndex([BenchmarkQuestion(benchmark="b", line=1, question=long)]).find(f"{long} more")
+    told = index(long).find(f"{long} more")
     assert told is not None and '40 words in a row, "w0 ' in told.evidence and 'w15 …"' in told.evidence
