@@ -34,7 +34,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -58,6 +58,7 @@ from rocstar.support.plugins import PathLike, check_call, copied, is_function, l
 from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
+TICKS = 10  # of an agent's time: if the run is stopped, or busy, at most one passes
 END_SECONDS = 5.0  # for an agent to end after its cancellation
 ANSWER_CHARACTERS = 1 << 16  # of an agent's answer: the run is blocked while it is encoded
 RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Exit|Interrupt|Iteration|Group)\b.*", re.MULTILINE)
@@ -227,8 +228,10 @@ class GatewayAgent:
         asyncio._unregister_task(running)  # `asyncio.run` would wait for a registered task without limit
         try:
             while not running.done() and (rest := attempt.ends - (attempt.since or time.monotonic())) > 0:
-                timeout = None if attempt.since else rest  # its clock stops while the run answers it
+                tick = inf if attempt.since else min(rest, self._seconds / TICKS)  # it stops while the run answers it
+                asked, timeout = time.monotonic(), tick if tick < inf else None
                 await asyncio.wait([running, *attempt.asking], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                attempt.ends += max(0.0, time.monotonic() - asked - tick)
             attempt.is_late = not running.done()
         finally:
             if not running.done():

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.protocols import ToolSpec
-from rocstar.support.plugins import copied, in_words, run_in_daemon_thread
+from rocstar.support.plugins import copied, in_words, run_in_daemon_thread, time_limit
 from rocstar.tools.arguments import bad_call, ran_here
 from rocstar.types import Status, ToolCall, ToolResult
 
@@ -77,7 +77,7 @@ class FunctionTool:
     async def _outcome(self, arguments: dict[str, Any]) -> tuple[Status, str]:
         run = self._awaited if inspect.iscoroutinefunction(self._function) else self._threaded
         try:
-            async with asyncio.timeout(self._seconds) as limit:
+            async with time_limit(self._seconds) as limit:
                 return Status.OK, await run(arguments)
         except Unavailable:
             raise

@@ -214,6 +214,13 @@ def test_an_agent_that_swallows_its_cancellations_does_not_keep_ctrl_c_from_endi
     assert not sys.modules["own_agent"].ended
 
 
+async def test_an_agent_is_not_late_because_the_run_was_stopped(tmp_path: Path) -> None:
+    stopped = "    asyncio.get_running_loop().call_soon(time.sleep, 1.0)\n"
+    then = f"{stopped}    for _ in range(3):\n        await asyncio.to_thread(int)\n    return 1.0\n"
+    found = await made(asking(tmp_path, then, before="import asyncio, time\n", seconds=0.8), [ANSWER])
+    assert found.stop is Stop.ANSWERED
+
+
 async def test_a_thread_that_overstays_holds_up_nobody(tmp_path: Path) -> None:
     ends = "    time.sleep(60 if problem.id == 'slow' else 0)\n    raise KeyError\n"
     text = "import time\ndef agent(problem, client):\n" + ends
