@@ -50,7 +50,7 @@ from rocstar.agents.wire import MODEL, WIRES, Body, read_chat, write_chat
 from rocstar.answers.extract import boxed
 from rocstar.answers.reward import LARGEST, RewardParts, number_of, parts_in
 from rocstar.config.sections import RolloutSection
-from rocstar.errors import ConfigError, DataError, Unavailable
+from rocstar.errors import ConfigError, DataError, Unavailable, is_shortage
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
 from rocstar.support import listen
@@ -329,7 +329,7 @@ async def by_function(function: Any, client: Client) -> Any:
     except Unavailable:
         raise
     except (Exception, SystemExit) as error:
-        raise AgentFailed(raised_by(function, error)) from error
+        raise (Unavailable if is_shortage(error) else AgentFailed)(raised_by(function, error)) from error
 
 
 async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: Client) -> Any:
@@ -346,11 +346,14 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
             code, stdout, stderr = await run_to_end(*words, given=given, env=environment)
         else:
             code, stdout, stderr = await _walled(words, reads, home, client.gateway, given, environment)
+        is_full = container.is_full(home)
     except OSError as error:
         raise Unavailable(f"{words[0]} could not be started: {error}") from error
     finally:
         with suppress(OSError):  # processes that remain without a sandbox may write there
             await asyncio.to_thread(walled.remove, home)  # it may hold a million files
+    if code and is_full:
+        raise Unavailable(f"{words[0]} {how_ended(code)} and the disk of {os.path.dirname(home)} is full; free it")
     if code in KILLED and container.kills() > kills:
         raise Unavailable(f"the kernel killed {words[0]} because memory ran out; lower rollout.agents_at_once")
     if code and container.refused_processes() > refused:

@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
-from rocstar.errors import ConfigError, Unavailable
+from rocstar.errors import ConfigError, Unavailable, is_shortage
 from rocstar.protocols import ToolSpec
 from rocstar.support.plugins import copied, in_words, run_in_daemon_thread, time_limit
 from rocstar.tools.arguments import bad_call, ran_here
@@ -42,8 +42,8 @@ class FunctionTool:
 
     A plain function runs in a thread, an `async def` on the event loop, each call for at most `timeout_seconds`. The
     return value is the output: text unchanged, anything else as JSON if possible; more than `output_bytes` is an
-    OUTPUT_LIMIT. An exception is a CODE_ERROR that the model reads, except `rocstar.errors.Unavailable`, which is a
-    service failure and retried."""
+    OUTPUT_LIMIT. An exception is a CODE_ERROR that the model reads, except `rocstar.errors.Unavailable` and one because
+    this machine has run out of disk, memory or open files, which are service failures."""
 
     def __init__(
         self, function: Callable[..., Any], *, timeout_seconds: float, output_bytes: int | None = None, said: str = ""
@@ -84,6 +84,8 @@ class FunctionTool:
         except Exception as error:  # the user's function may raise anything, a TimeoutError of its own included
             if isinstance(error, TimeoutError) and limit.expired():
                 return Status.TIMEOUT, ""
+            if is_shortage(error):
+                raise Unavailable(f"{self.spec.name} could not work: {in_words(error)}") from error
             return Status.CODE_ERROR, f"{in_words(error)}\n"
 
     async def _awaited(self, arguments: dict[str, Any]) -> str:

@@ -272,6 +272,7 @@ async def test_an_agent_that_falls_over_after_a_cut_answer_says_why(tmp_path: Pa
     [
         ("os.kill(os.getpid(), 9)\n", "kills", "because memory ran out; lower rollout.agents_at_once"),
         ("raise BlockingIOError\n", "refused_processes", "(pids.max) was reached"),
+        ("raise OSError\n", "is_full", "is full; free it"),
     ],
 )
 async def test_a_program_for_which_the_machine_had_no_room_is_an_outage(
@@ -279,9 +280,14 @@ async def test_a_program_for_which_the_machine_had_no_room_is_an_outage(
 ) -> None:
     """Which of the programs took it nobody can tell."""
     counts = iter((3, 4))
-    monkeypatch.setattr(container, count, lambda: next(counts))
+    monkeypatch.setattr(container, count, lambda *folder: next(counts))
     found = await made(program(tmp_path, ends), [ANSWER])
     assert found.stop is Stop.ENVIRONMENT_FAILED and fault in (found.fault or "")
+
+
+async def test_a_function_that_fails_because_this_process_has_no_more_files_is_an_outage(tmp_path: Path) -> None:
+    then = "    try:\n        raise OSError(24, 'Too many')\n    except OSError:\n        raise KeyError('a')\n"
+    assert (await made(asking(tmp_path, then), [ANSWER])).stop is Stop.ENVIRONMENT_FAILED
 
 
 @pytest.mark.parametrize(("replies", "stop"), [([ANSWER] * 2, Stop.ANSWERED), ([ANSWER], Stop.ENVIRONMENT_FAILED)])

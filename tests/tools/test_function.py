@@ -146,6 +146,13 @@ def test_a_service_that_is_down_is_a_fault_of_ours() -> None:
     with pytest.raises(IndexDown):
         called(made(look))
 
+    def note() -> str:
+        """Notes."""
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(Unavailable, match=r"note could not work: OSError: .* No space left"):
+        called(made(note))
+
 
 def test_a_coroutine_function_is_awaited_and_cancelled_at_its_time() -> None:
     assert called(made(later), word="now").stdout == "now"

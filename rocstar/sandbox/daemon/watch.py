@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 from rocstar.sandbox import container
 from rocstar.sandbox.call import ProgramOutcome, Response
 from rocstar.sandbox.walls.cgroups import GONE_SECONDS, HEADROOM_BYTES
-from rocstar.sandbox.walls.folders import FILE_BYTES
 
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
@@ -128,7 +127,7 @@ class Shortages:
         is_killed = response.signal == "SIGKILL" and not response.kill_reason  # not by the sandbox
         if not is_killed and response.outcome not in FAILED:
             return ""
-        if disk and not is_killed and is_full(disk):
+        if disk and not is_killed and container.is_full(disk):
             return f"the disk of {disk} is full; free it, or use isolation L3"
         self.look()
         has_killed, has_refused = (now > then for now, then in zip(self.counts, before, strict=True))
@@ -143,15 +142,6 @@ class Shortages:
                 "--pids-limit, Kubernetes' podPidsLimit), or run fewer slots"
             )
         return ""
-
-
-def is_full(folder: str) -> bool:
-    """Whether the folder's disk has less room than one program may write to a file."""
-    with suppress(OSError):
-        disk = os.statvfs(folder)
-        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems report 0 blocks
-        return no_room or (disk.f_files > 0 and not disk.f_favail)
-    return False
 
 
 class Waits:
