@@ -11,6 +11,10 @@ RocstarError
   ContractBroken         a bug of ours; never caught
 """
 
+import errno
+
+SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
 
 class RocstarError(Exception):
     """Base of everything rocstar raises on purpose. `str(error)` is one sentence for a person."""
@@ -51,3 +55,9 @@ class ContractBroken(RocstarError):
 def first_line(error: BaseException) -> str:
     """What a library's error says, for a sentence of ours; its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error of the user's code, or one behind it, says that this machine has run out of something."""
+    behind = error.__cause__ or error.__context__
+    return getattr(error, "errno", 0) in SHORTAGES or (behind is not None and is_shortage(behind))

@@ -34,7 +34,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -50,7 +50,7 @@ from rocstar.agents.wire import MODEL, WIRES, Body, read_chat, write_chat
 from rocstar.answers.extract import boxed
 from rocstar.answers.reward import LARGEST, RewardParts, number_of, parts_in
 from rocstar.config.sections import RolloutSection
-from rocstar.errors import ConfigError, DataError, Unavailable
+from rocstar.errors import ConfigError, DataError, Unavailable, is_shortage
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
 from rocstar.sandbox.walls.folders import remove
@@ -59,6 +59,7 @@ from rocstar.support.plugins import PathLike, check_call, copied, is_function, l
 from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
+TICKS = 10  # of an agent's time: if the run is stopped, or busy, at most one passes
 END_SECONDS = 5.0  # for an agent to end after its cancellation
 ANSWER_CHARACTERS = 1 << 16  # of an agent's answer: the run is blocked while it is encoded
 RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Exit|Interrupt|Iteration|Group)\b.*", re.MULTILINE)
@@ -228,8 +229,10 @@ class GatewayAgent:
         asyncio._unregister_task(running)  # `asyncio.run` would wait for a registered task without limit
         try:
             while not running.done() and (rest := attempt.ends - (attempt.since or time.monotonic())) > 0:
-                timeout = None if attempt.since else rest  # its clock stops while the run answers it
+                tick = inf if attempt.since else min(rest, self._seconds / TICKS)  # it stops while the run answers it
+                asked, timeout = time.monotonic(), tick if tick < inf else None
                 await asyncio.wait([running, *attempt.asking], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                attempt.ends += max(0.0, time.monotonic() - asked - tick)
             attempt.is_late = not running.done()
         finally:
             if not running.done():
@@ -327,7 +330,7 @@ async def by_function(function: Any, client: Client) -> Any:
     except Unavailable:
         raise
     except (Exception, SystemExit) as error:
-        raise AgentFailed(raised_by(function, error)) from error
+        raise (Unavailable if is_shortage(error) else AgentFailed)(raised_by(function, error)) from error
 
 
 async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: Client) -> Any:
@@ -344,11 +347,14 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
             code, stdout, stderr = await run_to_end(*words, given=given, env=environment)
         else:
             code, stdout, stderr = await _walled(words, reads, home, client.gateway, given, environment)
+        is_full = container.is_full(home)
     except OSError as error:
         raise Unavailable(f"{words[0]} could not be started: {error}") from error
     finally:
         with suppress(OSError):  # processes that remain without a sandbox may write there
             await asyncio.to_thread(remove, home)  # it may hold a million files
+    if code and is_full:
+        raise Unavailable(f"{words[0]} {how_ended(code)} and the disk of {os.path.dirname(home)} is full; free it")
     if code in KILLED and container.kills() > kills:
         raise Unavailable(f"the kernel killed {words[0]} because memory ran out; lower rollout.agents_at_once")
     if code and container.refused_processes() > refused:

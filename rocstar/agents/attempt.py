@@ -130,11 +130,11 @@ class AgentAttempt:
 
     async def end(self, seconds: float) -> None:
         """The agent has ended: refuse further requests, and wait for those it gave up, not much longer than so many
-        seconds."""
+        seconds. It gives up all that are under way, whether or not their connections have ended, and when that is
+        known."""
         self.over = True
-        for _ in range(round(FIRST_LOOK_SECONDS / LOOK_SECONDS)):
-            if inf in self.asking.values():  # that its connection ended may be known later, on a busy machine much
-                await asyncio.sleep(LOOK_SECONDS)
+        for asking in self.asking if not self.is_late else ():
+            self._give_up(asking)
         left = [asking for asking, given_up in self.asking.items() if given_up < inf]
         if left and (await asyncio.wait(left, timeout=FIRST_LOOK_SECONDS + seconds))[1]:
             reason = f"an abandoned request neither progressed nor ended within rollout.agent_seconds = {seconds:g}"
@@ -249,15 +249,18 @@ class AgentAttempt:
             sent = time.monotonic()
             result = await tool.run(tool_call, seed=seed_for(self._sampling.seed, tool_call.id))
         self.ends -= result.run_seconds
-        if (task := asyncio.current_task()) and sent < self.asking[task] < time.monotonic() - result.run_seconds:
-            self.blame(Unavailable("a tool call was given up before its program ran"))
+        reason, began = "a tool call was given up before its program ran", time.monotonic() - result.run_seconds
+        if (task := asyncio.current_task()) and sent < self.asking[task] < began:
+            self.blame(Unavailable(reason))
+        elif task and began > sent + LOOK_SECONDS and self.asking[task] == inf:
+            await self._lost(reason)
         self._said.ran(tool_call, result)
         return self._conversation.feedback(result)
 
     async def _held(self, work: Coroutine[Any, Any, T], request: str = "") -> T:
         """Wait for work that `close` cancels. If the agent gives it up, it continues until the reason is known. Its
         errors are passed to `blame`. request: its id for engines."""
-        asking = asyncio.create_task(work)
+        asking = asyncio.create_task(work, name=request)
         self.since = self.since or time.monotonic()
         self.asking[asking] = inf
         asking.add_done_callback(self._held_no_more)
@@ -267,14 +270,18 @@ class AgentAttempt:
             if asking.cancelled():
                 raise AttemptOver("the attempt has ended") from None
             if asking in self.asking and not self.is_late:  # else the run cancels it
-                self.asking[asking] = time.monotonic()
-                asyncio.get_running_loop().call_later(FIRST_LOOK_SECONDS, self._look_at, asking, request)
+                self._give_up(asking)
             raise
 
-    def _look_at(self, asking: asyncio.Task[Any], request: str) -> None:
+    def _give_up(self, asking: asyncio.Task[Any]) -> None:
+        if self.asking[asking] == inf:
+            self.asking[asking] = time.monotonic()
+            asyncio.get_running_loop().call_later(FIRST_LOOK_SECONDS, self._look_at, asking)
+
+    def _look_at(self, asking: asyncio.Task[Any]) -> None:
         """Cancel a request that was given up, once its engine has made progress or is lost."""
-        if request in self._engine.load().standing:
-            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_at, asking, request)
+        if (request := asking.get_name()) in self._engine.load().standing:
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_at, asking)
         elif request:
             asking.cancel()
 

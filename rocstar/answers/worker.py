@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,28 @@ def main(fd: int, target: str, prepare: str, memory_bytes: int) -> None:
     while (received := socket.recv_fds(control, 1, 1))[0]:
         if not os.fork():
             control.close()
-            serve(Connection(received[1][0]), function, memory_bytes)
+            keep(Connection(received[1][0]), function, memory_bytes)
             os._exit(0)
         os.close(received[1][0])
         control.send(b"w")
 
 
+def keep(connection: Connection, function: Callable[[Any], Any], memory_bytes: int) -> None:
+    """Fork a worker and report the signal that ends it: only its own alarms say that a call took too long, however
+    long ago it began."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if not (worker := os.fork()):
+        serve(connection, function, memory_bytes)
+        os._exit(0)
+    number = os.WTERMSIG(os.waitpid(worker, 0)[1])
+    with suppress(OSError):  # nobody asks any more
+        connection.send_bytes(json.dumps({"kind": "killed", "value": number, "full": True}).encode())
+
+
 def serve(connection: Connection, function: Callable[[Any], Any], memory_bytes: int) -> None:
-    """A worker. Consumes {"payload", "seconds"}, produces {"kind": "value", "memory" or "raised", "value", "full"}.
-    The kernel's alarm ends a call at its deadline, and its worker with it; the connection's close ends an idle one."""
+    """A worker. Consumes {"payload", "seconds"}, produces {"kind": "value", "memory" or "raised", "value", "full"};
+    its keeper adds "killed". The kernel's alarm ends a call at its deadline, and its worker with it; the connection's
+    close ends an idle one."""
     base = memory("VmRSS")
     space = memory("VmSize") + BACKSTOP * memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (space, resource.getrlimit(resource.RLIMIT_AS)[1]))

@@ -34,7 +34,8 @@ class SandboxSection(Section):
     slots: int = Field(default=2, ge=1, le=4096)
     """Programs that run at once."""
     timeout_seconds: float = Field(default=5.0, ge=0.01, le=86400)
-    """Wall time of one program, or of one call of a tool of your own; waiting for a slot is not counted."""
+    """Wall time of one program, or of one call of a tool of your own; waiting for a slot is not counted, nor is a
+    program's waiting for a CPU that others have."""
     cpu_seconds: float = Field(default=5.0, ge=0.01, le=86400)
     """CPU time of any one process of a program, rounded up to a whole second."""
     memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20, le=2**40)

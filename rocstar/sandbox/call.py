@@ -78,7 +78,8 @@ class SessionLost(SandboxDown):
 
 class Limits(Struct, frozen=True, kw_only=True):
     wall_seconds: float = 5.0
-    """Wall time from start to end of the program, seconds; queueing excluded."""
+    """Wall time from start to end of the program, seconds; queueing excluded, and time for which it waits for a CPU
+    that others have, up to three times as long."""
     cpu_seconds: float = 5.0
     """CPU of any one process of the program, seconds, rounded up to a whole second. It does not follow `wall_seconds`:
     a program that may compute for 30 s needs both."""

@@ -20,9 +20,9 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib.machinery import PathFinder
@@ -36,6 +36,7 @@ from rocstar.errors import ConfigError, RocstarError
 MAX_RAISED = 200  # characters of a user's error
 NAMED = re.compile(r"""[^\s"'\\]+\.py\b|[^\W\d][\w.]*(?=:[^\W\d])""")
 """A file of Python, or the module of a reference, in the text of settings."""
+TICKS = 10  # of a time limit
 HASH = 16  # digits that are shown to a person
 OURS = Path(__file__).resolve().parents[1]
 PathLike = str | Path
@@ -249,6 +250,24 @@ def run_in_daemon_thread(call: Callable[[], Any], name: str) -> Future[Any]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return done
+
+
+@asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """`asyncio.timeout`, in ticks: while this process is stopped, or its event loop is busy, at most one passes, for
+    what has ended meanwhile is not known yet."""
+    async with asyncio.timeout(None) as limit:
+
+        async def expire() -> None:
+            for _ in range(TICKS):
+                await asyncio.sleep(seconds / TICKS)
+            limit.reschedule(0.0)
+
+        ticking = asyncio.create_task(expire())
+        try:
+            yield limit
+        finally:
+            ticking.cancel()
 
 
 @cache

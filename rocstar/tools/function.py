@@ -21,9 +21,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
-from rocstar.errors import ConfigError, Unavailable
+from rocstar.errors import ConfigError, Unavailable, is_shortage
 from rocstar.protocols import ToolSpec
-from rocstar.support.plugins import copied, in_words, run_in_daemon_thread
+from rocstar.support.plugins import copied, in_words, run_in_daemon_thread, time_limit
 from rocstar.tools.arguments import bad_call, ran_here
 from rocstar.types import Status, ToolCall, ToolResult
 
@@ -41,8 +41,8 @@ class FunctionTool:
 
     A plain function runs in a thread, an `async def` on the event loop, each call for at most `timeout_seconds`. The
     return value is the output: text unchanged, anything else as JSON if possible; more than `output_bytes` is an
-    OUTPUT_LIMIT. An exception is a CODE_ERROR that the model reads, except `rocstar.errors.Unavailable`, which is a
-    service failure and retried."""
+    OUTPUT_LIMIT. An exception is a CODE_ERROR that the model reads, except `rocstar.errors.Unavailable` and one because
+    this machine has run out of disk, memory or open files, which are service failures."""
 
     def __init__(
         self, function: Callable[..., Any], *, timeout_seconds: float, output_bytes: int | None = None, said: str = ""
@@ -96,13 +96,15 @@ class FunctionTool:
     async def _outcome(self, arguments: dict[str, Any]) -> tuple[Status, str]:
         run = self._awaited if inspect.iscoroutinefunction(self._function) else self._threaded
         try:
-            async with asyncio.timeout(self._seconds) as limit:
+            async with time_limit(self._seconds) as limit:
                 return Status.OK, await run(arguments)
         except Unavailable:
             raise
         except Exception as error:  # the user's function may raise anything, a TimeoutError of its own included
             if isinstance(error, TimeoutError) and limit.expired():
                 return Status.TIMEOUT, ""
+            if is_shortage(error):
+                raise Unavailable(f"{self.spec.name} could not work: {in_words(error)}") from error
             return Status.CODE_ERROR, f"{in_words(error)}\n"
 
     async def _awaited(self, arguments: dict[str, Any]) -> str:

@@ -39,6 +39,7 @@ from rocstar.errors import Unavailable, first_line
 from rocstar.protocols import Tool, ToolSpec
 from rocstar.sandbox.call import Limits
 from rocstar.support import tree
+from rocstar.support.plugins import time_limit
 from rocstar.support.processes import process_group, words_of
 from rocstar.tools.arguments import bad_call, ran_here, schema_arguments
 from rocstar.types import Status, ToolCall, ToolResult
@@ -178,7 +179,7 @@ class _Connection:
         """Raises Unavailable."""
         garbled = self._garbled
         try:
-            async with asyncio.timeout(self._server.limits.wall_seconds) as limit:
+            async with time_limit(self._server.limits.wall_seconds) as limit:
                 answer = await self._client.call_tool(call.tool, dict(call.arguments))
         except Exception as error:  # the package may raise anything for an answer
             if isinstance(error, mcp.MCPError) and error.code == INVALID_PARAMS:

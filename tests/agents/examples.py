@@ -23,6 +23,7 @@ SCRIPT = """
 import json, os, sys, urllib.request
 problem = json.load(sys.stdin)
 def ask(messages):
+    global request
     headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
     body = json.dumps({"messages": messages}).encode()
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)

@@ -214,6 +214,13 @@ def test_an_agent_that_swallows_its_cancellations_does_not_keep_ctrl_c_from_endi
     assert not sys.modules["own_agent"].ended
 
 
+async def test_an_agent_is_not_late_because_the_run_was_stopped(tmp_path: Path) -> None:
+    stopped = "    asyncio.get_running_loop().call_soon(time.sleep, 1.0)\n"
+    then = f"{stopped}    for _ in range(3):\n        await asyncio.to_thread(int)\n    return 1.0\n"
+    found = await made(asking(tmp_path, then, before="import asyncio, time\n", seconds=0.8), [ANSWER])
+    assert found.stop is Stop.ANSWERED
+
+
 async def test_a_thread_that_overstays_holds_up_nobody(tmp_path: Path) -> None:
     ends = "    time.sleep(60 if problem.id == 'slow' else 0)\n    raise KeyError\n"
     text = "import time\ndef agent(problem, client):\n" + ends
@@ -265,6 +272,7 @@ async def test_an_agent_that_falls_over_after_a_cut_answer_says_why(tmp_path: Pa
     [
         ("os.kill(os.getpid(), 9)\n", "kills", "because memory ran out; lower rollout.agents_at_once"),
         ("raise BlockingIOError\n", "refused_processes", "(pids.max) was reached"),
+        ("raise OSError\n", "is_full", "is full; free it"),
     ],
 )
 async def test_a_program_for_which_the_machine_had_no_room_is_an_outage(
@@ -272,9 +280,14 @@ async def test_a_program_for_which_the_machine_had_no_room_is_an_outage(
 ) -> None:
     """Which of the programs took it nobody can tell."""
     counts = iter((3, 4))
-    monkeypatch.setattr(container, count, lambda: next(counts))
+    monkeypatch.setattr(container, count, lambda *folder: next(counts))
     found = await made(program(tmp_path, ends), [ANSWER])
     assert found.stop is Stop.ENVIRONMENT_FAILED and fault in (found.fault or "")
+
+
+async def test_a_function_that_fails_because_this_process_has_no_more_files_is_an_outage(tmp_path: Path) -> None:
+    then = "    try:\n        raise OSError(24, 'Too many')\n    except OSError:\n        raise KeyError('a')\n"
+    assert (await made(asking(tmp_path, then), [ANSWER])).stop is Stop.ENVIRONMENT_FAILED
 
 
 @pytest.mark.parametrize(("replies", "stop"), [([ANSWER] * 2, Stop.ANSWERED), ([ANSWER], Stop.ENVIRONMENT_FAILED)])

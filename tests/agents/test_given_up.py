@@ -21,8 +21,9 @@ from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.types import Completion, Sampling, Status, Stop, ToolCall, ToolResult, Trajectory
 from tests.agents import examples
-from tests.agents.examples import Told, function
+from tests.agents.examples import Told, function, program
 from tests.rollout.examples import conversation
+from tests.sandbox.driver import eventually
 from tests.scripted import ScriptedTool
 
 PATIENCE = 0.3  # seconds: thirty looks
@@ -48,8 +49,23 @@ BY_HTTP = """
 """
 ENGINE = {"WORK": "client.chat(asked)", "PATH": "'/chat/completions'", "BODY": "{'messages': asked}"}
 TOOL = {"WORK": "client.call('python', code='1')", "PATH": "'/tools/python'", "BODY": "{'code': '1'}"}
-WAYS = {"function": FIRST + BY_FUNCTION, "http": FIRST + BY_HTTP}
-"""A program gives up as one does who asks over HTTP: its connection ends."""
+LEFT = """
+    left = asyncio.ensure_future(WORK)
+    left.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([left], timeout=SECONDS)
+    return 0.0
+"""
+WAYS = {"function": FIRST + BY_FUNCTION, "http": FIRST + BY_HTTP, "left": FIRST + LEFT}
+"""A program gives up as one does who asks over HTTP: its connection ends. left: it ends without having cancelled it."""
+IN_TIME = """
+request.full_url = request.full_url.replace("/chat/completions", "/tools/python")
+request.data = json.dumps({"code": "1"}).encode()
+try:
+    urllib.request.urlopen(request, timeout=0.3)
+except OSError:
+    open(MARK, "w").close()
+print(json.dumps({"reward": 0.0}))
+"""
 GOES_ON = FIRST + BY_HTTP.replace("return 0.0", "await asyncio.sleep(2.0)\n    return 0.0")
 
 
@@ -168,6 +184,19 @@ async def test_an_outage_is_one_too_where_the_end_of_the_agents_connection_is_kn
     monkeypatch.setattr(Request, "receive", property(lambda request: partial(late, receive(request))))
     found = await made(agent_that_gives_up("http", TOOL, tmp_path), Told(["so 5"]), Service("runs it late"))
     assert not is_judged(found)
+
+
+async def test_a_call_given_up_while_the_run_is_stopped_is_one_to_an_outage_too(tmp_path: Path) -> None:
+    """Its result is there when the run learns of it."""
+    given_up = tmp_path / "given up"
+
+    class Stopped(ScriptedTool):
+        async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+            assert eventually(given_up.exists)
+            return await super().run(call, seed=seed)
+
+    agent = program(tmp_path, IN_TIME.replace("MARK", repr(str(given_up))))
+    assert not is_judged(await made(agent, Told(["so 5"]), Stopped({"1": "5\n"})))
 
 
 async def test_a_tool_call_that_never_ends_is_an_outage(tmp_path: Path) -> None:

@@ -19,14 +19,18 @@ def worker_pids(of: DeadlinePool | SymbolicChecker) -> list[int]:
     """Process ids of the workers alive."""
     pool = of._pool if isinstance(of, SymbolicChecker) else of
     warm = pool._warm[0].pid if pool._warm else 0
-    found = Path(f"/proc/{warm}/task/{warm}/children")
+    return [worker for keeper in children(warm) for worker in children(keeper)]
+
+
+def children(process: int) -> list[int]:
+    found = Path(f"/proc/{process}/task/{process}/children")
     return [int(pid) for pid in found.read_text().split()] if found.exists() else []
 
 
 def scripted(question: Mapping[str, Any]) -> tuple[str, str]:
     """`hang` (also of a reference; one that is `slow` takes 0.7 s of CPU), `hold` (the interpreter), `die`, `raise`,
-    `die-once:PATH` as named; `nap:X` sleeps a moment; `eat:MEGABYTES` takes and returns them, `keep:MEGABYTES` keeps
-    them; anything else is right."""
+    `die-once:PATH` (after a nap) as named; `nap:X` sleeps a moment; `eat:MEGABYTES` takes and returns them,
+    `keep:MEGABYTES` keeps them; anything else is right."""
     word, _, argument = question["predicted"].partition(":")
     started = time.process_time()
     if word == "hang" or question.get("gold") == "hang":
@@ -49,6 +53,7 @@ def scripted(question: Mapping[str, Any]) -> tuple[str, str]:
         time.sleep(0.05)
     elif word == "die" or (word == "die-once" and not Path(argument).exists()):
         if argument:
+            time.sleep(0.05)
             Path(argument).touch()
         os.abort()
     return "right", question["graders"][0]

@@ -85,6 +85,14 @@ def test_an_idle_worker_alone_or_with_its_warm_process_is_replaced_unnoticed(poo
     assert results(pool, "fine") == [["right", "g"]]
 
 
+def test_a_worker_that_is_killed_when_its_call_has_waited_for_longer_than_the_deadline_is_no_late_one(
+    tmp_path: Path,
+) -> None:
+    pool = pool_of(deadline_seconds=0.04)
+    assert results(pool, f"die-once:{tmp_path / 'died'}") == [["right", "g"]]
+    pool.close()
+
+
 def test_garbage_of_earlier_calls_is_not_held_against_a_later_one() -> None:
     pool = pool_of(memory_bytes=100 << 20)
     assert results(pool, *["keep:80"] * 5) == [["right", "g"]] * 5

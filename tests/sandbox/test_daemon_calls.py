@@ -154,6 +154,19 @@ def test_what_dies_under_a_call_is_our_fault_and_is_replaced(
     assert daemon.run("1").value == "1"
 
 
+def test_a_program_is_not_charged_for_the_time_that_the_whole_sandbox_was_stopped(daemon: Daemon) -> None:
+    code = "import time\nwhile time.process_time() < 0.3: pass\n1"
+    numbers = [daemon.submit(code, wall_seconds=1.0), daemon.submit(code, wall_seconds=1.0, session="s", cell=1)]
+    assert eventually(daemon.programs)
+    stopped = [psutil.Process(daemon.process.pid), *daemon.below()]
+    for process in stopped:
+        process.suspend()
+    time.sleep(1.5)
+    for process in reversed(stopped):
+        process.resume()
+    assert [daemon.answer(number).value for number in numbers] == ["1", "1"]
+
+
 def test_a_slot_that_is_stuck_before_the_program_ran_is_our_fault(daemon: Daemon) -> None:
     assert daemon.run("1").value == "1"
     daemon.slots()[0].suspend()

@@ -6,6 +6,7 @@ import json
 import signal
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
@@ -14,9 +15,10 @@ from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.daemon import verdict, watch
 from rocstar.sandbox.daemon.verdict import Seen
+from rocstar.sandbox.daemon.worker import RunningCall
 from rocstar.sandbox.slot.channel import Ended
 
-CALL = Call(id="1", code="", limits=Limits(output_bytes=1000, cpu_seconds=2.0), fetch=("a", "b"))
+CALL = Call(id="1", code="", limits=Limits(output_bytes=1000, cpu_seconds=2.0, wall_seconds=1.0), fetch=("a", "b"))
 SEEN = Seen(stdout=b"", stderr=b"", dropped=0, report=b"", reason="")
 ENDED = Ended(0, False, False, 0.5, 0.25, 0.25, 1.0, 10**6, True)
 
@@ -60,12 +62,28 @@ def test_a_program_that_the_machine_kept_from_a_cpu_is_a_fault_of_ours_and_no_ti
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert told(reason="starved").outcome is ServiceOutcome.INTERNAL
+    cell = verdict.cell(CALL, SEEN._replace(reason="starved"))
+    assert (cell.outcome, cell.state_lost) == (ServiceOutcome.INTERNAL, True)
     slot: Any = SimpleNamespace(process=1, cpu_seconds=0.0, fair_share=1.0)
     monkeypatch.setattr(watch, "descendants", lambda process: [2])
-    for waited, cpu, starved in ((3.0, 0.1, True), (1.5, 0.1, False), (3.0, 0.6, False)):  # of four seconds
+    for waited, cpu, starved in ((3.0, 0.1, True), (1.5, 0.1, False), (3.0, 1.2, False), (3.0, 3.9, False)):  # of 4 s
         monkeypatch.setattr(watch, "content", lambda pid, name, waited=waited: f"0 {waited * 1e9:.0f} 1")
-        monkeypatch.setattr(watch, "cpu_seconds", lambda pid, cpu=cpu, with_children=False: cpu)
-        assert watch.is_starved(slot, 4.0) is starved
+        monkeypatch.setattr(watch, "cpu_seconds", lambda pid, cpu=cpu, with_children=False: cpu * (pid == 2))
+        assert watch.Waits(slot).are_long(4.0) is starved
+        assert watch.Waits(slot).for_others(4.0) == waited * (cpu < 3.9)  # its own processes have a whole CPU
+    assert watch.Waits(slot, notebook=2).for_others(9.0) == 0.0  # an earlier cell's
+
+
+@pytest.mark.parametrize(("waited", "seconds"), [(0.0, 1.0), (0.05, 1.0), (1.0, 2.0), (9.0, 4.0)])
+def test_the_time_that_a_program_waits_for_a_cpu_is_no_part_of_its_wall_time(waited: float, seconds: float) -> None:
+    slot = Mock()
+    run = RunningCall(CALL, slot, [(Mock(), 0.0)], Mock())
+    run.waits = Mock(for_others=lambda age: waited)
+    run.begin(Mock())
+    while not run.reason:
+        run.on_timer()
+    *ticks, _ = [call.args[0] for call in slot.loop.call_later.call_args_list]
+    assert sum(ticks) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("body", FORGED.values(), ids=FORGED)

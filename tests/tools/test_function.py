@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -52,6 +53,17 @@ def called(tool: FunctionTool, **arguments: Any) -> ToolResult:
 
 def made(function: Callable[..., Any], seconds: float = 1.0) -> FunctionTool:
     return FunctionTool(function, timeout_seconds=seconds)
+
+
+async def test_a_call_that_ends_while_the_run_is_stopped_for_longer_than_its_limit_is_not_late() -> None:
+    def prompt() -> str:
+        """Ends soon."""
+        time.sleep(0.1)
+        return "done"
+
+    asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+    call = ToolCall(id="c", tool="prompt", arguments={}, raw="")
+    assert (await made(prompt, seconds=0.3).run(call)).stdout == "done"
 
 
 def test_the_model_is_told_name_first_paragraph_types_and_arguments() -> None:
@@ -133,6 +145,13 @@ def test_a_service_that_is_down_is_a_fault_of_ours() -> None:
 
     with pytest.raises(IndexDown):
         called(made(look))
+
+    def note() -> str:
+        """Notes."""
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(Unavailable, match=r"note could not work: OSError: .* No space left"):
+        called(made(note))
 
 
 def test_a_coroutine_function_is_awaited_and_cancelled_at_its_time() -> None:

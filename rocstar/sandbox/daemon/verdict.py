@@ -102,6 +102,8 @@ def program(call: Call, seen: Seen, ended: Ended | None) -> Response:
 
 def cell(call: Call, seen: Seen) -> Response:
     """The response to a cell that reported its end; if its process died, `program` is called instead."""
+    if seen.reason == "starved":  # and was interrupted at some place
+        return structs.replace(program(call, seen, None), state_lost=True)
     report, tail = parse(seen.report)
     response = response_of(call, seen, report, tail, None if seen.reason else report.status)
     return structs.replace(response, images=images(report, tail)) if report.images else response

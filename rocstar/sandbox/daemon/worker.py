@@ -34,6 +34,8 @@ from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, ControlGroup
 
 LISTEN_SECONDS = 0.03  # most programs end within it; one that fills its pipe is delayed by as much
 READ_BYTES = 2**16  # more than a page: in a pipe's packet mode, the rest of a longer packet would be lost
+TICKS = 10  # of a wall limit: all that a daemon which was stopped itself can charge a program for is one of them
+MOST_WAITS = 3  # wall limits that a program may have in addition because it waited for a CPU
 READS = 32  # in a row from one pipe of at most a megabyte: a program that keeps writing must not block the daemon
 
 
@@ -307,12 +309,14 @@ class RunningCall:
         self.has_begun = False
         """Whether its process had read its payload when it was stopped; if not, the slot is at fault."""
         self.listening = self.answered = False
+        self.waits = watch.Waits(worker)
 
     def begin(self, pipes: Pipes) -> None:
         """Start the clock."""
         self.pipes, self.begun, self.counts = pipes, time.monotonic(), self.worker.shortages.counts
         self.worker.on_exceeded = self.stop
-        self.wake_after(min(LISTEN_SECONDS, self.call.limits.wall_seconds))
+        self.left, self.granted = self.call.limits.wall_seconds, 0.0
+        self.tick(LISTEN_SECONDS)
 
     def age(self) -> float:
         """Seconds since it began."""
@@ -321,20 +325,32 @@ class RunningCall:
     def wake_after(self, seconds: float) -> None:
         self.timer = self.worker.loop.call_later(seconds, self.on_timer)
 
+    def tick(self, seconds: float) -> None:
+        """Let at most so much of its wall time pass. However late the timer is, no more is charged: what has ended by
+        then may not be known yet."""
+        seconds = min(seconds, self.left)
+        self.left -= seconds
+        self.wake_after(seconds)
+
     def on_timer(self) -> None:
-        left = self.call.limits.wall_seconds - self.age()
+        wall = self.call.limits.wall_seconds
         if self.reason:
             self.next_measure()
-        elif left <= 0:
-            self.stop(self.timeout_reason())
+        elif self.left <= 0 and (reason := self.timeout_reason(wall)):
+            self.stop(reason)
         else:
             if not self.listening:
                 self.listen()
-            self.wake_after(left)
+            self.tick(wall / TICKS)
 
-    def timeout_reason(self) -> str:
-        """The reason to stop it at its wall limit."""
-        return "wall"
+    def timeout_reason(self, wall: float) -> str:
+        """The reason to stop it at its wall limit; empty where it goes on, for as long as others had its CPU."""
+        age = self.age()
+        more = min(self.waits.for_others(age) - self.granted, MOST_WAITS * wall - self.granted)
+        if more > wall / TICKS:
+            self.granted, self.left = self.granted + more, more
+            return ""
+        return "starved" if self.waits.are_long(age) else "wall"
 
     def listen(self) -> None:
         self.listening = True
@@ -423,8 +439,8 @@ class ProgramRun(RunningCall):
             self.worker.give_up()
             self.answer(None)
 
-    def timeout_reason(self) -> str:
-        return "starved" if watch.is_starved(self.worker, self.age()) else "wall"
+    def timeout_reason(self, wall: float) -> str:
+        return super().timeout_reason(wall) if self.pipes.was_read() else "starved"  # its slot has not started it
 
     def answer(self, response: Response | None) -> None:
         self.pipes.close()
