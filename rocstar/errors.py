@@ -53,8 +53,8 @@ class ContractBroken(RocstarError):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, for a sentence of ours; its type where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What a library's error says, for a sentence of ours; its type where it says nothing. A server may say megabytes."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:1000]
 
 
 def is_shortage(error: BaseException) -> bool:

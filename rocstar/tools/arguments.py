@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from itertools import count
 from typing import Any
 
 from rocstar.errors import first_line
 from rocstar.types import Status, ToolCall, ToolResult, utf8
+
+MOST_REFERENCES = 10_000  # followed in a check: each may double what is left to do
+UNCHECKED = ("format", "pattern", "uniqueItems", "$dynamicRef", "$recursiveRef")
+"""Left to the tool's server: for a text of 40 characters or a list of 3,000 objects some take forever."""
 
 
 def bad_call(call: ToolCall, reason: str) -> ToolResult:
@@ -49,10 +55,10 @@ def wrong_names(given: Collection[str], parameters: Mapping[str, Any]) -> str | 
 
 def schema_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any] | str:
     """The arguments to call with, or an error message. Null counts as an omitted optional argument. An argument that
-    the schema does not name is refused, unless the schema allows others."""
+    the schema does not name is refused, unless the schema allows others. What can't be checked here, the tool's server
+    will check: the schema is its own."""
     from jsonschema.validators import validator_for
     from referencing import Registry
-    from referencing.exceptions import Unresolvable
 
     given = {name: value for name, value in arguments.items() if value is not None or name in schema["required"]}
     is_closed = schema.get("additionalProperties", False) is False and "patternProperties" not in schema
@@ -60,16 +66,31 @@ def schema_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) ->
         return wrong
     try:
         json.dumps(given, allow_nan=False, ensure_ascii=False).encode()
-        validator = validator_for(schema)(schema, registry=Registry())
-        error = next(iter(validator.iter_errors(given)), None)
     except (ValueError, RecursionError) as problem:  # NaN, lone surrogates, endless numbers and nesting
         return f"the arguments can't be written as JSON: {first_line(problem)}"
-    except Unresolvable:  # only the tool's server has this part of the schema, and it will check
+    try:
+        validator = _bounded(validator_for(schema))(schema, registry=Registry(), format_checker=count())
+        error = next(iter(validator.iter_errors(given)), None)
+    except Exception:  # references that lead nowhere, to no schema or in circles, other dialects of patterns
         return given
     if error is None:
         return given
     place = ".".join(map(str, error.absolute_path))
     return f"argument '{place}': {error.message}" if place else str(error.message)
+
+
+@cache
+def _bounded(kind: Any) -> Any:
+    """A kind of validator without UNCHECKED, that follows MOST_REFERENCES and then raises OverflowError. It counts them
+    by its `format_checker`, which all validators within it share, and which is otherwise of no use here."""
+    from jsonschema.validators import extend
+
+    def followed(validator: Any, *rest: Any) -> Iterator[Any]:
+        if next(validator.format_checker) > MOST_REFERENCES:
+            raise OverflowError
+        yield from kind.VALIDATORS["$ref"](validator, *rest) or ()
+
+    return extend(kind, {**dict.fromkeys(UNCHECKED, lambda *_: ()), "$ref": followed})
 
 
 def text_arguments(call: ToolCall, parameters: Mapping[str, Any]) -> str | None:

@@ -27,11 +27,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import httpx2
 import mcp
 from anyio import create_memory_object_stream, create_task_group
 from jsonschema.validators import validator_for
 from mcp.client._transport import TransportStreams
 from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp.types import INVALID_PARAMS, jsonrpc_message_adapter
 
@@ -51,6 +53,7 @@ ENDED = "the server was ended: the state of earlier calls is lost\n"
 END_SECONDS = 2.0  # for a server to end by itself once its input is closed
 CLOSE_SECONDS = 5 * END_SECONDS  # for the whole shutdown; one at a URL may never answer the end of its session
 MAX_LINE = 64 * 2**20  # bytes of one message
+MOST_TOOLS = 1000
 Specs = tuple[ToolSpec, ...]
 NO_ANSWER = "it wrote a line that is not a JSON-RPC message, or that answers no request"
 
@@ -208,10 +211,15 @@ class _Connection:
         while page.next_cursor is not None:
             page = await self._client.list_tools(cursor=page.next_cursor)
             tools += page.tools
+            if len(tools) > MOST_TOOLS:
+                raise ValueError(f"it lists more than {MOST_TOOLS} tools")
         if not tools:
             raise ValueError("it lists no tool")
         specs = tuple(map(_spec, tools))
-        if self._server.specs not in (None, specs):
+        if self._server.specs is None:  # once, for it takes 0.5 ms for each argument
+            for spec in specs:
+                validator_for(spec.parameters).check_schema(spec.parameters, format_checker=None)
+        elif self._server.specs != specs:
             raise self._outage(ValueError("it lists other tools than at first; start a new run"))
         return specs
 
@@ -219,7 +227,7 @@ class _Connection:
         try:
             async with AsyncExitStack() as stack:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
-                    transport = self._server.url or self._started()
+                    transport = self._asked(self._server.url) if self._server.url else self._started()
                     self._client = await stack.enter_async_context(Client(transport, cache=None))
                     await self.specs()
                 for call in calls_made:
@@ -236,11 +244,20 @@ class _Connection:
             self.begun.set()
 
     @asynccontextmanager
+    async def _asked(self, url: str) -> AsyncIterator[TransportStreams]:
+        """A server at an address."""
+        async with (
+            _Http(timeout=httpx2.Timeout(30.0, read=300.0)) as http,  # as the package's own
+            streamable_http_client(url, http_client=http, max_sse_event_size=MAX_LINE) as streams,
+        ):
+            yield streams
+
+    @asynccontextmanager
     async def _started(self) -> AsyncIterator[TransportStreams]:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
         to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
         to_server, from_client = create_memory_object_stream[SessionMessage]()
-        request_ids: set[str] = set()
+        unanswered: set[str] = set()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
         words = tree.command(*self._server.command)  # its children would keep the pipes open
         async with process_group(*words, ends=signal.SIGTERM, **pipes) as process:
@@ -254,7 +271,9 @@ class _Connection:
                             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                             if not hasattr(message, "id"):
                                 continue  # a notification, which nothing here reads; the client takes 0.2 ms for each
-                            if hasattr(message, "method") or str(message.id) in request_ids:
+                            answered = "" if hasattr(message, "method") else str(message.id)
+                            if answered in ("", *unanswered):
+                                unanswered.discard(answered)
                                 await to_client.send(SessionMessage(message))
                                 continue
                         self._garbled += 1
@@ -265,7 +284,8 @@ class _Connection:
 
             async def write() -> None:
                 async for sent in from_client:
-                    request_ids.add(str(getattr(sent.message, "id", "")))
+                    if hasattr(sent.message, "method"):
+                        unanswered.add(str(getattr(sent.message, "id", "")))
                     stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     await stdin.drain()
 
@@ -297,9 +317,38 @@ class _Connection:
         return Unavailable(f"{self._server.said} can't be asked: {first_line(error)}{wrote}")
 
 
+class _Http(httpx2.AsyncClient):
+    """Bounds answers in JSON. One that answers no request becomes an error: the package would go on waiting."""
+
+    async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+        answer = await super().send(request, **how)
+        if request.method != "POST" or not answer.headers.get("content-type", "").startswith("application/json"):
+            return answer
+        body, headers, asked = bytearray(), answer.headers.copy(), json.loads(await request.aread()).get("id")
+        async with aclosing(answer):
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > MAX_LINE:
+                    break
+        headers.pop("content-encoding", None)
+        if answer.is_success and asked is not None and asked != _answered(body):
+            error = {"code": mcp.types.INTERNAL_ERROR, "message": NO_ANSWER}
+            body[:] = json.dumps({"jsonrpc": "2.0", "id": asked, "error": error}).encode()
+        whole = httpx2.Response(answer.status_code, headers=headers, content=bytes(body), request=request)
+        whole.next_request = answer.next_request
+        return whole
+
+
+def _answered(line: bytes | bytearray) -> Any:
+    """The id of the request that a message answers, if it does."""
+    with suppress(ValueError):
+        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        return None if hasattr(message, "method") else message.id
+    return None
+
+
 def _spec(tool: mcp.Tool) -> ToolSpec:
     schema = {"type": "object", "properties": {}, "required": [], **tool.input_schema}
-    validator_for(schema).check_schema(schema)
     return ToolSpec(name=tool.name, description=tool.description or tool.title or tool.name, parameters=schema)
 
 

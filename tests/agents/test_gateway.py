@@ -127,6 +127,7 @@ async def test_who_has_no_key_is_refused_and_nothing_is_made() -> None:
     ("body", "said"),
     [
         ({}, "messages must be a list, got None"),
+        ({"messages": [], "stop": ["x"] * 250_000}, "the body has more than 500000 strings, lists and objects"),
         ({"messages": [user("half \ud800")]}, "message 0 has half of a surrogate pair"),
         ({"messages": [user("q")], "stream_options": 5}, "stream_options must be an object, got 5"),
         ({"messages": [user("q")], "tools": [5]}, "expected tools with a name"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +46,26 @@ def test_probe_and_status_say_how_well_programs_are_walled_off(
     for asked in (("probe",), ("probe", "--url", service.url), ("status", service.url)):
         assert "isolation         L" in said(capsys, *asked)
         assert json.loads(said(capsys, *asked, "--json"))["slots"] >= 1
+
+
+def test_a_token_does_not_follow_a_redirect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as place, socket.create_server(("127.0.0.1", 0)) as other:
+        place.settimeout(60)
+        url, elsewhere = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in (place, other))
+
+        def redirect() -> None:
+            with place.accept()[0] as asked:
+                asked.recv(4096)
+                asked.sendall(f"HTTP/1.1 302 Found\r\nlocation: {elsewhere}\r\ncontent-length: 0\r\n\r\n".encode())
+
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(redirect)
+            assert cli.run(["sandbox", "status", url]) == exits.NOT_READY
+        assert f"no sandbox service answers at {url} (302 Found)" in capsys.readouterr().err
+        assert select.select([other], [], [], 0)[0] == [], "nobody connected"
 
 
 @pytest.mark.parametrize(

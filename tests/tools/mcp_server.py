@@ -79,8 +79,8 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     if code == "long":
         print("x" * 4096, flush=True)
         return None
-    if code == "other id":
-        print(json.dumps({"jsonrpc": "2.0", "id": 999, "result": text("42")}), flush=True)
+    if code.startswith("id "):
+        print(json.dumps({"jsonrpc": "2.0", "id": int(code[3:]), "result": text("42")}), flush=True)
         return None
     if code == "chat":
         for _ in range(9):

@@ -84,7 +84,9 @@ async def counted(tools: Sequence[Any]) -> str:
     return (await called(tools[1])).stdout
 
 
-async def test_a_server_gives_all_its_tools_in_its_order_and_is_started_at_the_first_call(tmp_path: Path) -> None:
+async def test_a_server_gives_all_its_tools_in_its_order_and_is_started_at_the_first_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tools = tools_of(scripted(tmp_path))
     assert [spec.name for spec in tools.specs] == ["program", "count"]  # each on a page of its own
     assert tools.specs[1].parameters == {"type": "object", "properties": {}, "required": []}
@@ -96,6 +98,9 @@ async def test_a_server_gives_all_its_tools_in_its_order_and_is_started_at_the_f
     await own[0].close()
     assert nothing_runs(tmp_path)
     await tools.own()[0].close()  # one that was never called
+    monkeypatch.setattr(mcp, "MOST_TOOLS", 1)
+    with pytest.raises(Unavailable, match="it lists more than 1 tools"):
+        await counted(tools.own())
 
 
 async def test_each_attempt_has_a_server_of_its_own_unless_one_is_shared(tmp_path: Path) -> None:
@@ -172,7 +177,8 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_with_what_earlier_ca
     ("code", "said"),
     [
         ("garble", "wrote a line that is not a JSON-RPC message, or that answers no request"),
-        ("other id", "wrote a line that is not a JSON-RPC message, or that answers no request"),
+        ("id 999", "wrote a line that is not a JSON-RPC message, or that answers no request"),
+        ("id 1", "wrote a line that is not a JSON-RPC message, or that answers no request"),  # answered before
         ("long", "it last wrote: a line above 0 MiB"),
         ("half", "validation error for CallToolResult"),
         ("error-32603", "it says no"),
@@ -368,6 +374,37 @@ def test_a_bad_argument_is_told_with_its_place(arguments: dict[str, Any], said: 
     assert str(schema_arguments(arguments, SCHEMA)).startswith(said)
     free = {**SCHEMA, "additionalProperties": {"type": "integer"}}
     assert schema_arguments({"a": "x", "d": 1}, free) == {"a": "x", "d": 1}
+
+
+DOUBLED = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(30)} | {"d30": {}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"pattern": r"^([a-z]+\.?)+$"}, "a" * 40 + "!"),
+        ({"pattern": r"^\p{L}+$"}, "a"),
+        ({"uniqueItems": True}, [{"k": n} for n in range(3000)]),
+        ({"multipleOf": 0.1}, 10**400),
+        ({"$ref": "#/properties/a"}, 1),
+        ({"$ref": "#/required"}, 1),
+        ({"$ref": "#/$defs/d0"}, 1),
+    ],
+)
+def test_what_cannot_be_checked_here_is_left_to_the_server(schema: dict[str, Any], value: Any) -> None:
+    whole = {"type": "object", "properties": {"a": schema}, "required": [], "$defs": DOUBLED}
+    assert schema_arguments({"a": value}, whole) == {"a": value}
+
+
+@pytest.mark.parametrize(
+    "said", [{"id": 4, "result": {}}, {"id": None, "error": {"code": 1, "message": ""}}, {"id": 3}, "x" * 99]
+)
+async def test_an_answer_in_json_to_no_request_is_an_error(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
+    monkeypatch.setattr(mcp, "MAX_LINE", 64)
+    answers = mcp.httpx2.MockTransport(lambda request: mcp.httpx2.Response(200, json=said))
+    async with mcp._Http(transport=answers) as http:
+        found = (await http.post("http://x", json={"id": 3})).json()
+    assert (found["id"], found["error"]["message"]) == (3, mcp.NO_ANSWER)
 
 
 def test_a_schema_may_name_arguments_by_a_pattern() -> None:

@@ -93,9 +93,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """What a service says of itself."""
-    import urllib.error
-    import urllib.request
-    from http.client import HTTPException
+    from http import HTTPStatus
+    from http.client import HTTPConnection, HTTPException
+    from urllib.parse import urlsplit
 
     from rocstar.sandbox.call import SandboxDown
 
@@ -103,13 +103,17 @@ def status(
         raise ConfigError(f"{url!r} is no address of a service; write http://host:port")
     token = _token(token_file)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/v1/status", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=STATUS_SECONDS) as answer:
-            found = json.loads(answer.read(STATUS_BYTES))
+    try:  # by a client that follows no redirect, to which it would send the token
+        place = urlsplit(url)
+        connection = HTTPConnection(place.hostname or "", place.port, timeout=STATUS_SECONDS)
+        connection.request("GET", f"{place.path.rstrip('/')}/v1/status", headers=headers)
+        answer = connection.getresponse()
+        if answer.status != HTTPStatus.OK:
+            hint = "; set ROCSTAR_SANDBOX_TOKEN to its token" if answer.status == HTTPStatus.UNAUTHORIZED else ""
+            raise SandboxDown(f"no sandbox service answers at {url} ({answer.status} {answer.reason}){hint}")
+        found = json.loads(answer.read(STATUS_BYTES))
     except (OSError, ValueError, RecursionError, HTTPException) as error:
-        hint = "; set ROCSTAR_SANDBOX_TOKEN to its token" if getattr(error, "code", 0) == 401 else ""
-        raise SandboxDown(f"no sandbox service answers at {url} ({error}){hint}") from error
+        raise SandboxDown(f"no sandbox service answers at {url} ({error})") from error
     if not isinstance(found, dict):
         raise SandboxDown(f"what answers at {url} is no sandbox service")
     _print(found, as_json)
