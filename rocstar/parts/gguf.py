@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocstar.errors import ConfigError, DataError, first_line
+from rocstar.support.exits import naming
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
@@ -154,7 +155,7 @@ def whole_model(folder: Path) -> Iterator[Path]:
     """A place beside `folder` to write a model to; it gets its name when the block succeeds. Raises ConfigError where
     another process was first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+    with naming(folder), TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         yield Path(scratch) / "model"
         try:
             os.rename(Path(scratch) / "model", folder)
