@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import rocstar
+from rocstar.errors import DataError
 from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, USAGE, failure, install_command, naming, with_pages
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
@@ -93,8 +94,10 @@ def test_a_disk_that_is_full_under_sqlite_is_told_as_such() -> None:
         with pytest.raises(OSError, match=r"\[Errno 28\].*weights") as named, naming(Path("weights")):
             raise error
         assert failure(named.value) == (FAILED, "the disk is full (weights); free some space and try again")
-    with pytest.raises(sqlite3.OperationalError), naming(Path("weights")):
-        raise bug.value
+    for other in (bug.value, ConnectionRefusedError(errno.ECONNREFUSED, "refused"), DataError(str(in_rust))):
+        with pytest.raises(type(other)) as same, naming(Path("weights")):
+            raise other
+        assert same.value is other and not getattr(other, "filename", None)
 
 
 def test_python_without_docstrings_is_refused_before_transformers_fails(tmp_path: Path) -> None:

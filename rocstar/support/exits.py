@@ -48,6 +48,7 @@ EXTRA_OF = {
 """Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""
 
 SQLITE_FULL = 13
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS)
 MOST_SENTENCE = 2000  # characters, about a screen
 STDOUT, STDERR = 1, 2  # their descriptors
 
@@ -127,14 +128,14 @@ def full_disk(error: Exception) -> str:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An error of the system within is an OSError that names a file, `path` where it named none; also one of SQLite and
-    of libraries in Rust, which have kinds of their own."""
+    """An error of a disk within is an OSError that names a file, `path` where it named none; also one of SQLite and of
+    libraries in Rust, which have kinds of their own."""
     try:
         yield
     except Exception as error:
         found = re.search(r"\(os error (\d+)\)", str(error))
         number = int(found[1]) if found else errno.ENOSPC if is_disk_full(error) else getattr(error, "errno", None)
-        if not number or getattr(error, "filename", None):
+        if number not in OF_A_DISK or isinstance(error, RocstarError) or getattr(error, "filename", None):
             raise
         raise OSError(number, os.strerror(number), str(path)) from error
 
