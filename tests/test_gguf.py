@@ -114,8 +114,11 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_left(write: Callable
 def test_model_path_takes_a_gguf_file_and_converts_it_once(
     write: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = write("smollm")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    with pytest.raises(ConfigError, match="name another folder with XDG_CACHE_HOME"):
+        find_model(str(file))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def beaten(file: Path, folder: Path) -> Path:
         """Another process made the folder meanwhile."""

@@ -1,7 +1,9 @@
-"""Folders for unfinished work on the disk of its result: the next process removes those that a kill left."""
+"""Folders for unfinished work on the disk of its result: the next process removes those that a kill left. And the
+folder of what can be made again."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -27,3 +29,12 @@ def scratch(parent: Path, prefix: str, result: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             os.close(lock)
+
+
+def cache_home() -> Path:
+    """$XDG_CACHE_HOME/rocstar, ~/.cache/rocstar by default. Raises OSError for a user without a home."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home; set XDG_CACHE_HOME", "~/.cache") from None
+    return Path(base) / "rocstar"
