@@ -8,10 +8,8 @@ that process ends."""
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +22,7 @@ from rocstar.learning.models import give_back
 from rocstar.learning.policy import Policy
 from rocstar.run.stopper import in_thread
 from rocstar.sandbox.container import host_bytes
+from rocstar.sandbox.walls import folders
 from rocstar.types import Weights
 
 MEMORY = Path("/dev/shm")
@@ -52,7 +51,8 @@ class PublishedWeights:
         self._memory: Path | None = None
         self._lock: int | None = None
         if memory is not None and memory.is_dir():
-            self._memory, self._lock = _locked_folder(memory)
+            with suppress(OSError):  # it cannot be written
+                self._memory, self._lock = _locked_folder(memory)
         self._kept: list[Path] = []
         self._count = 0
         self.seconds = 0.0
@@ -114,22 +114,10 @@ class PublishedWeights:
 
 
 def _locked_folder(parent: Path) -> tuple[Path, int]:
-    """A new folder in `parent` and the descriptor that holds its lock; those without a holder are removed."""
-    for left in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # of another user, or another run
-            lock = _lock(left)
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    return folder, _lock(folder)
-
-
-def _lock(folder: Path) -> int:
-    """Raises OSError where another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    """A new folder in `parent` and the descriptor that holds its lock; those without a holder are removed. Raises
+    OSError."""
+    folders.sweep(parent, PREFIX)
+    folder = parent / f"{PREFIX}{os.urandom(6).hex()}"
+    lock = folders.make_locked(folder)
+    folder.chmod(0o700)
+    return folder, lock
