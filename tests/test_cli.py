@@ -354,9 +354,9 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (RunHalted("12 of 100 attempts failed"), exits.FAILED, "12 of 100 attempts failed"),
         (EngineUnavailable("the engine is gone"), exits.NOT_READY, "the engine is gone"),
         (
-            OSError(errno.ENOSPC, "No space left on device"),
+            OSError(errno.ENOSPC, "No space left on device", "r.parquet"),
             exits.FAILED,
-            "the disk is full; free some space, then continue with: rocstar train --resume tiny",
+            "the disk is full (r.parquet); free some space, then continue with: rocstar train --resume tiny",
         ),
         (MemoryError("x cannot be read"), exits.NOT_READY, "x cannot be read; end other programs, or raise the limit"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), exits.FAILED, "/x: Permission denied"),

@@ -36,10 +36,17 @@ def test_the_limits_of_a_container_are_told_beside_what_the_machine_has(monkeypa
     assert " of " not in doctor._computer().found.partition("(")[0]
 
 
-def test_little_shared_memory_is_told_with_how_a_container_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_room_is_told_with_how_to_get_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=64 * 2**20))
     found = doctor._disk("shared memory", Path("/dev/shm"), doctor.SHARED_BYTES, doctor.SHARED_REMEDY)
     assert found.found.startswith("0.1 GB free") and "--shm-size" in found.remedy
+    assert "TMPDIR" in doctor._temporary().remedy
+
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in /tmp")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    assert doctor._temporary().state is State.MISSING
 
 
 def test_a_cpu_without_products_in_bf16_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sqlite3
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import rocstar
-from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, USAGE, failure, install_command, with_pages
+from rocstar.errors import DataError
+from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, USAGE, failure, install_command, naming, with_pages
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
@@ -87,6 +89,15 @@ def test_a_disk_that_is_full_under_sqlite_is_told_as_such() -> None:
     with pytest.raises(sqlite3.OperationalError) as bug:
         database.execute("select x from nowhere")
     assert failure(bug.value) is None
+    in_rust = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
+    for error in (full.value, in_rust, OSError(errno.ENOSPC, "No space left on device")):
+        with pytest.raises(OSError, match=r"\[Errno 28\].*weights") as named, naming(Path("weights")):
+            raise error
+        assert failure(named.value) == (FAILED, "the disk is full (weights); free some space and try again")
+    for other in (bug.value, ConnectionRefusedError(errno.ECONNREFUSED, "refused"), DataError(str(in_rust))):
+        with pytest.raises(type(other)) as same, naming(Path("weights")):
+            raise other
+        assert same.value is other and not getattr(other, "filename", None)
 
 
 def test_python_without_docstrings_is_refused_before_transformers_fails(tmp_path: Path) -> None:

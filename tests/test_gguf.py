@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,19 +99,27 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_left(write: Callable
         assert not (tmp_path / "made").exists()
     with pytest.raises(ConfigError, match="is there already"):
         convert(tmp_path / "x.gguf", tmp_path)
+    killed = "import os; from pathlib import Path; from rocstar.parts.gguf import whole_model\n"
+    killed += "with whole_model(Path('m')) as made: made.mkdir(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", killed], cwd=tmp_path)
+    assert list(tmp_path.glob(".m.building-*/model"))
     with pytest.raises(ConfigError, match="m is there already"), whole_model(tmp_path / "m") as second:
         with whole_model(tmp_path / "m") as first:
             first.mkdir()
             (first / "a").touch()
         second.mkdir()
     assert [file.name for file in (tmp_path / "m").iterdir()] == ["a"]
+    assert not list(tmp_path.glob(".m*"))
 
 
 def test_model_path_takes_a_gguf_file_and_converts_it_once(
     write: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = write("smollm")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    with pytest.raises(ConfigError, match="name another folder with XDG_CACHE_HOME"):
+        find_model(str(file))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def beaten(file: Path, folder: Path) -> Path:
         """Another process made the folder meanwhile."""

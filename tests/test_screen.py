@@ -281,6 +281,10 @@ def test_lines_of_a_transcript_stay_whole_where_there_is_no_terminal(monkeypatch
     line = "x = " + "1 + " * 25 + "1"
     screen.summary({"name": "tiny", "summary": {}, "transcripts": {"after": line}})
     assert line in results.getvalue().splitlines()
+    monkeypatch.setenv("COLUMNS", "20")
+    terminal = Terminal()
+    Screen(progress=io.StringIO(), results=terminal).evaluations([{"evaluation": "tiny/after@7"}])
+    assert "tiny/after@7" in terminal.getvalue(), "a narrow terminal breaks the lines of a table itself"
 
 
 def test_long_transcripts_are_cut_in_the_middle() -> None:

@@ -48,6 +48,7 @@ from rocstar.support.exits import (
     OK,
     USAGE,
     failure,
+    full_disk,
     is_disk_full,
     need,
     open_closed_streams,
@@ -440,7 +441,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
     except OSError as error:
         if not is_disk_full(error):
             raise
-        stop(FAILED, f"the disk is full; free some space, then {go_on}")
+        stop(FAILED, f"{full_disk(error)}; free some space, then {go_on}")
     _show_result(folder, as_json=as_json)
 
 

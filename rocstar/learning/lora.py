@@ -19,6 +19,7 @@ from torch import nn
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.learning.ranks import full, reshard
+from rocstar.support.exits import naming
 
 ADAPTER = "default"
 """PEFT's name of the only adapter."""
@@ -66,7 +67,9 @@ def adapters(model: nn.Module) -> dict[str, torch.Tensor]:
 def save_adapters(model: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Save adapters in the format that PEFT and vLLM read. Raises OSError."""
     model.peft_config[ADAPTER].save_pretrained(folder)
-    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+    file = folder / "adapter_model.safetensors"
+    with naming(file):
+        save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, file)
 
 
 class Merged(Mapping[str, torch.Tensor]):

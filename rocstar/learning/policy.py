@@ -11,7 +11,6 @@ Optimizers live with the learners."""
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import re
 import warnings
@@ -26,7 +25,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save  # type: ignore[attr-defined]
@@ -42,6 +40,7 @@ from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_ada
 from rocstar.learning.models import compute_dtype, device_of, give_back, keep_freed_memory
 from rocstar.learning.pack import pack
 from rocstar.learning.ranks import ALONE, Ranks, full, local, reduced, reshard, shard, together
+from rocstar.support.exits import naming
 from rocstar.support.weights import BASE_NOTE, fingerprint_of, layout_of_folder
 from rocstar.types import Canary, Weights, gaps
 
@@ -269,7 +268,9 @@ class Policy:
         if adapter:
             save_adapters(self.model, own, adapter)
         if whole:
-            _write_weights(folder / "model.safetensors", self._as_published(tensors, self.model))
+            file, written = folder / "model.safetensors", self._as_published(tensors, self.model)
+            with naming(file):
+                save_file({name: value.contiguous() for name, value in written.items()}, file, {"format": "pt"})
 
     @together
     @torch.no_grad()
@@ -378,16 +379,6 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def tied(model: Any) -> set[str]:
     """Names of tensors tied to others."""
     return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
-
-
-def _write_weights(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Raises OSError."""
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # such as "I/O error: ... (os error 28)"; callers handle OSError
-        if number := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-        raise
 
 
 def save_state(folder: Path, tensors: dict[str, Any]) -> None:

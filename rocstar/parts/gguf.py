@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocstar.errors import ConfigError, DataError, first_line
+from rocstar.support.scratch import scratch
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
@@ -154,10 +154,10 @@ def whole_model(folder: Path) -> Iterator[Path]:
     """A place beside `folder` to write a model to; it gets its name when the block succeeds. Raises ConfigError where
     another process was first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        yield Path(scratch) / "model"
+    with scratch(folder.parent, f".{folder.name}.building-", folder) as place:
+        yield place / "model"
         try:
-            os.rename(Path(scratch) / "model", folder)
+            os.rename(place / "model", folder)
         except OSError:  # it is not empty
             refuse_taken(folder)
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import warnings
@@ -21,6 +20,7 @@ from rocstar.parts.gguf import KNOWN, convert, refuse_taken, whole_model
 from rocstar.record.folder import RunFolder, find_checkpoint, list_runs
 from rocstar.support.exits import need
 from rocstar.support.layers import ENGINE_LAYERS, LOOKS_AHEAD, OTHER_ATTENTION, SINKS, named_keys, refuse_quantised
+from rocstar.support.scratch import cache_home
 from rocstar.support.weights import fingerprint_of, hash_of, layout_of_folder, refuse_changed, refuse_other_base
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -145,10 +145,13 @@ def _made_of(file: Path, name: str, make: Callable[[Path], Path]) -> Path:
     file = file.resolve()
     state = file.stat()
     key = hashlib.sha256(f"{file} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "rocstar" / "models" / f"{name}-{key}"
+    folder = cache_home() / "models" / f"{name}-{key}"
     try:
         return folder if folder.exists() else make(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or folder}: {error.strerror}; name another folder with XDG_CACHE_HOME"
+        ) from error
     except ConfigError:
         if not folder.exists():
             raise

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rocstar.support.exits import naming
+
 NEW, OLD = ".new", ".old"
 """Suffixes of unfinished paths, and of paths being deleted."""
 
@@ -30,14 +32,12 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{NEW}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException as error:
-        if isinstance(error, OSError):
-            error.filename = str(path)  # the error of a failed write lacks the path
+    except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
@@ -54,8 +54,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     try:
-        yield fresh
-        _settle(fresh)
+        with naming(path):
+            yield fresh
+            _settle(fresh)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise

@@ -20,6 +20,7 @@ from rocstar.dialogue.marked_calls import FINAL, without_channels, without_end
 from rocstar.errors import DataError
 from rocstar.record.atomic import NEW, plain
 from rocstar.record.rollouts import result_of
+from rocstar.support.exits import naming
 from rocstar.types import ToolResult
 
 FACTS = (
@@ -109,7 +110,8 @@ def export(rows: Iterable[Row], feedback: Feedback, form: str, path: Path) -> in
     """Write attempts to a file atomically; returns their number. Raises OSError, and KeyError for an unknown form."""
     fresh = path.with_name(f".{path.name}{NEW}")
     try:
-        count = FORMS[form](rows, feedback, fresh)
+        with naming(path):
+            count = FORMS[form](rows, feedback, fresh)
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -51,10 +50,12 @@ class PublishedWeights:
         self._memory: Path | None = None
         self._lock: int | None = None
         if memory is not None and memory.is_dir():
-            folders.sweep(memory, PREFIX)
-            self._memory = memory / f"{PREFIX}{secrets.token_hex(8)}"
-            self._lock = folders.make_locked(self._memory)
-            self._memory.chmod(0o700)
+            with suppress(OSError):  # it cannot be written
+                folders.sweep(memory, PREFIX)
+                folder = memory / f"{PREFIX}{os.urandom(6).hex()}"
+                self._lock = folders.make_locked(folder)
+                folder.chmod(0o700)
+                self._memory = folder
         self._kept: list[Path] = []
         self._count = 0
         self.seconds = 0.0

@@ -13,7 +13,8 @@ import re
 import stat
 import sys
 import unicodedata
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +48,7 @@ EXTRA_OF = {
 """Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""
 
 SQLITE_FULL = 13
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS)
 MOST_SENTENCE = 2000  # characters, about a screen
 STDOUT, STDERR = 1, 2  # their descriptors
 
@@ -99,10 +101,7 @@ def failure(error: Exception) -> tuple[int, str] | None:
         steps = (remedy, *getattr(error, "__notes__", ()))
         return NOT_READY, f"{error.name} is not installed; {', and then with: '.join(steps)}"
     if is_disk_full(error):
-        return (
-            FAILED,
-            f"the disk is full ({getattr(error, 'filename', None) or 'while writing'}); free some space and try again",
-        )
+        return FAILED, f"{full_disk(error)}; free some space and try again"
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         limits = "raise the limit of this user (ulimit -u) or of the container (pids.max)"
         return NOT_READY, f"no further thread or process can be started here; {limits}"
@@ -120,6 +119,25 @@ def is_disk_full(error: Exception) -> bool:
     if sqlite is not None and isinstance(error, sqlite.OperationalError):
         return getattr(error, "sqlite_errorcode", None) == SQLITE_FULL
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def full_disk(error: Exception) -> str:
+    """That a disk is full, and of which file; a run writes to several disks."""
+    return f"the disk is full ({getattr(error, 'filename', None) or 'while writing'})"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of a disk within is an OSError that names a file, `path` where it named none; also one of SQLite and of
+    libraries in Rust, which have kinds of their own."""
+    try:
+        yield
+    except Exception as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(found[1]) if found else errno.ENOSPC if is_disk_full(error) else getattr(error, "errno", None)
+        if number not in OF_A_DISK or isinstance(error, RocstarError) or getattr(error, "filename", None):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def need(extra: str) -> None:

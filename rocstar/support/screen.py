@@ -27,6 +27,7 @@ Metrics = Mapping[str, Any]
 TRANSCRIPT_LINES = 14  # two of them and the table fit one screen
 TRANSCRIPT_COLUMNS = 110
 PIPE_COLUMNS = 200  # most width of a table that is written to a pipe; it is as wide as what it holds
+LEAST_COLUMNS = 80  # of a table; a narrower terminal breaks its lines, and no cell is lost
 LINE_SECONDS = 1.0  # a log gets at most one progress line a second, and always the last before other output
 NAMED = 4  # earlier evaluations of one name
 SILENT_SECONDS = 10.0  # after which a log gets a line about the current work
@@ -289,6 +290,7 @@ class Screen(AbstractContextManager["Screen"]):
 
         width = None if self._results.isatty() else PIPE_COLUMNS
         console = Console(file=self._results, highlight=False, markup=False, width=width)
+        console.width = max(console.width, LEAST_COLUMNS)
         for part in parts:
             is_text = isinstance(part, str)
             console.print(visible(part) if is_text else part, soft_wrap=is_text)  # a transcript keeps its lines

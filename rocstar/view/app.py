@@ -43,7 +43,7 @@ from rocstar.support.listen import ended_by_signals, is_loopback, listener, quie
 from rocstar.view import query
 from rocstar.view.attempt import attempt_of, decoder_of
 from rocstar.view.curves import Curves
-from rocstar.view.index import SHORTEST, Index, Searches, cache_folder, sweep_cache
+from rocstar.view.index import SHORTEST, Index, Searches, sweep_cache
 from rocstar.view.query import evaluation_of, paired
 from rocstar.view.sources import Library, RunSource, overview
 from rocstar.view.whatif import RecordedGroup, TriedSettings, recorded_group
@@ -131,7 +131,7 @@ def _is_foreign(headers: Headers) -> bool:
 class AppState:
     """What is open: tables of attempts, curves, searches. Any thread may ask."""
 
-    def __init__(self, library: Library, cache: Path) -> None:
+    def __init__(self, library: Library, cache: Path | None) -> None:
         self.library, self.cache = library, cache
         self._indexes: dict[str, tuple[Index, Searches]] = {}
         self._curves: dict[Path, Curves] = {}
@@ -314,12 +314,11 @@ ANSWERS: dict[str, Answer] = {
 def application(library: Library, *, token: str = "", cache: Path | None = None) -> Starlette:
     """The page over a library. token: required of browsers; "" for none, on loopback only. cache: folder of the
     tables."""
-    folder = cache or cache_folder()
-    state = AppState(library, folder)
+    state = AppState(library, cache)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        sweep_cache(folder)
+        sweep_cache(cache)
         yield
         state.close()
 

@@ -24,6 +24,7 @@ import duckdb
 
 from rocstar.record.rollouts import COLUMNS, Row
 from rocstar.record.table import READ, ROWS, SAID, SETTINGS, failures_in, rows_in
+from rocstar.support.scratch import cache_home
 from rocstar.view.sources import AttemptFile, RunSource
 
 VERSION = 1  # of the tables; an older file is left alone and in time deleted
@@ -75,11 +76,11 @@ class Index:
     @classmethod
     def open(cls, source: RunSource, cache: Path | None = None) -> Index:
         """The stored table; a private new one if another process has it; a broken one is replaced."""
-        folder = cache or cache_folder()
         name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:24]
-        file = folder / f"{name}-{VERSION}.duckdb"
         try:
+            folder = cache or cache_folder()
             folder.mkdir(parents=True, exist_ok=True)
+            file = folder / f"{name}-{VERSION}.duckdb"
             connection, alone = _opened(file), False
         except (duckdb.Error, OSError):
             file = Path(tempfile.mkdtemp(prefix="rocstar-view-")) / "index.duckdb"
@@ -240,16 +241,15 @@ class Index:
 
 
 def cache_folder() -> Path:
-    """Where tables are kept: $XDG_CACHE_HOME/rocstar/view, ~/.cache by default."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "rocstar" / "view"
+    """Where tables are kept. Raises OSError for a user without a home."""
+    return cache_home() / "view"
 
 
-def sweep_cache(folder: Path) -> None:
+def sweep_cache(cache: Path | None) -> None:
     """Delete tables that were not opened for KEPT_DAYS."""
     oldest = time.time() - KEPT_DAYS * 86400
-    for file in folder.glob("*.duckdb*"):
-        with suppress(OSError):
+    with suppress(OSError):
+        for file in (cache or cache_folder()).glob("*.duckdb*"):
             if file.stat().st_mtime < oldest:
                 file.unlink()
 

@@ -84,6 +84,10 @@ def test_what_memory_has_no_room_for_lies_on_the_disk(
     assert Path(weights.folder or "").parent == tmp_path / "disk"
     kept.close()
     assert not list((tmp_path / "disk").iterdir())
+    monkeypatch.undo()
+    kept = PublishedWeights(tmp_path / "disk", Path("/proc"))  # in which nobody may make a folder
+    assert Path(kept.publish(policy()).folder or "").parent == tmp_path / "disk"
+    kept.close()
 
 
 HOLDER = """

@@ -18,6 +18,7 @@ from rocstar.evaluation.compare import compared, read_kept
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.rollouts import read_rollouts, write_attempts
+from rocstar.support.scratch import cache_home
 from rocstar.view import query
 from rocstar.view.app import STATIC, application, serve
 from rocstar.view.index import Index, Searches
@@ -229,6 +230,15 @@ def test_a_broken_table_is_made_again(made: RunFolder, tmp_path: Path) -> None:
     for file in tmp_path.glob("*.duckdb"):
         file.write_bytes(b"not a database" * 1000)
     assert listed(made, tmp_path)["total"] == total
+
+
+def test_a_user_without_a_home_reads_runs_too(made: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as of a user without a line in /etc/passwd
+    with TestClient(application(Library.open(None, made.path.parent)), base_url="http://127.0.0.1:8710") as client:
+        assert settled(client, "/api/run/made/attempts", part="rollouts")["rows"]
+    with pytest.raises(FileNotFoundError, match="this user has no home; set XDG_CACHE_HOME: '~/.cache'"):
+        cache_home()
 
 
 HOSTILE_NAMES = [

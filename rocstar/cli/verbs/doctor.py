@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -18,6 +19,8 @@ from rocstar.support.exits import EXTRA_OF, NOT_READY, install_command, with_pag
 
 FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollouts
 SHARED_BYTES = 1e9  # in /dev/shm: weights on their way to engines in other processes
+TEMPORARY_BYTES = 1e9
+TEMPORARY_REMEDY = "free some space there, or name another folder with TMPDIR"
 SHARED_REMEDY = (
     "engines in processes read weights from the disk then, and NCCL between GPUs may not start; Docker gives a "
     "container more with --shm-size=8g, Kubernetes with an emptyDir of medium Memory at /dev/shm"
@@ -86,6 +89,7 @@ def findings(runs: Path) -> Iterator[Finding]:
     yield from _compiled()
     yield _sandbox()
     yield _disk("disk", runs, FREE_BYTES, "choose another folder with --runs or run.folder")
+    yield _temporary()
     yield _disk("shared memory", Path("/dev/shm"), SHARED_BYTES, SHARED_REMEDY)
     yield _vllm()
 
@@ -163,6 +167,15 @@ def _disk(name: str, folder: Path, wanted: float, remedy: str) -> Finding:
     writable = os.access(there, os.W_OK)
     found = f"{free / 1e9:.{int(free < 1e10)}f} GB free in {there}" + ("" if writable else ", which can't be written")
     return _finding(name, found, remedy if free < wanted or not writable else "")
+
+
+def _temporary() -> Finding:
+    """Where programs of agents live, files of processes that are started, and those of the sandbox below L3."""
+    try:
+        folder = tempfile.gettempdir()
+    except OSError as error:
+        return _finding("temporary files", f"{error.strerror}", TEMPORARY_REMEDY, State.MISSING)
+    return _disk("temporary files", Path(folder), TEMPORARY_BYTES, TEMPORARY_REMEDY)
 
 
 def _vllm() -> Finding:

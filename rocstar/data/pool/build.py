@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from rocstar.data.pool.rules import RULE_NAMES, AnswerBook, Check, Drop, Judges,
 from rocstar.data.problems import EmptyField, ProblemColumns, detect_columns, problem_of, refuse_no_columns, value_at
 from rocstar.data.rows import fingerprint, output_folder, read_rows, refuse_missing, rows_and_faults
 from rocstar.errors import ConfigError, DataError
+from rocstar.support.scratch import scratch
 from rocstar.types import Problem, problem_id
 
 POOL_FILE, DROPPED_FILE, SHEET = "problems.jsonl", "dropped.jsonl", "datasheet.json"
@@ -122,8 +122,7 @@ def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str
         _refuse_unreadable(config, section)
     refuse_missing(sheet.answers)
     out = output_folder(Path(config.out), "out=")
-    with tempfile.TemporaryDirectory(dir=out, prefix=".building-") as folder:
-        work = Path(folder)
+    with scratch(out, ".building-", out) as work:
         with (work / DROPPED_FILE).open("wb") as dropped:
             judges = _read_sources(sheet, check, work, dropped.write, note)
             _finish(sheet, judges, work, dropped.write)

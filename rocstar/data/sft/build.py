@@ -34,6 +34,7 @@ from rocstar.dialogue.template import CHAT
 from rocstar.dialogue.tokenizer_files import found_file
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec
+from rocstar.support.exits import naming
 from rocstar.support.weights import hash_of
 from rocstar.types import utf8
 
@@ -102,7 +103,7 @@ def build(
     output_folder(out, "--out ")
     # Files are written under another name until all of them are done.
     partial = {name: out / f"{name}.tmp" for name in (ROWS, REFUSED, DATASHEET)}
-    with RowStore(out / f".{ROWS}.shelf") as store:
+    with naming(out), RowStore(out / f".{ROWS}.shelf") as store:
         with partial[REFUSED].open("w", encoding="utf-8") as refused:
             counts = asyncio.run(_read_sources(recipe, store, refused, code_tool, environment, note))
         if not store.ids:

@@ -108,8 +108,8 @@ class RowStore(AbstractContextManager["RowStore"]):
         self._starts: dict[str, range] = {}
 
     def __exit__(self, *_: object) -> None:
+        self._path.unlink(missing_ok=True)  # first: closing fails on a full disk
         self._file.close()
-        self._path.unlink(missing_ok=True)
 
     def add(self, conversation: Chat, tokens: int) -> bool:
         """Store a row, `tokens` long; returns False for a duplicate. Rows of a source must be adjacent."""
