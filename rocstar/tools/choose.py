@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ class Sandbox(Runner, Opener, Protocol):
     """The part of `SandboxClient` that tools use."""
 
 
-BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "notebook": NotebookTool}
+BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "notebook": partial(NotebookTool, waits=True)}
 """By their names in a recipe: built from (sandbox, limits, name=...)."""
 
 
