@@ -290,6 +290,7 @@ def test_lines_of_a_transcript_stay_whole_where_there_is_no_terminal(monkeypatch
 def test_long_transcripts_are_cut_in_the_middle() -> None:
     text = transcript("\n".join(str(number) for number in range(100)))
     assert text.startswith("0\n1\n") and text.endswith("\n99") and "... 86 lines ..." in text
+    assert transcript("x" * 111) == "x" * 109 + "…"
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure_to_talk_about() -> None:

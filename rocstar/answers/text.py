@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 
@@ -39,6 +40,8 @@ _NOTHING = re.compile(r"no solutions?(?: exists?)?|none|(?:the )?empty set|\\emp
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 # What a formula would read as a difference, a ratio or a product: dates, versions and addresses, times of day.
 _PLACES = re.compile(r"\d{4}-\d\d-\d\d|\d\d?/\d\d?/\d{4}|\d+(?:\.\d+){2,}|(?=0|.*:0)\d{1,2}:\d\d(?::\d\d)?")
+_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+_AFTERNOON = re.compile(r"\dp\.?m\b", re.IGNORECASE)
 # Numbers of Chinese and Japanese, which are no words: another form of one may be right.
 _NUMERALS = re.compile("[〇零一二三四五六七八九十百千万亿萬億两兩半点分之负]+")
 _NUMBERS = re.compile(r"\d+")
@@ -84,8 +87,13 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
 
 def _by_places(wanted: str, given: str) -> Verdict | None:
     """Dates, versions and times of day, number by number: 2026-03-04 is not 2019, 06:30 no ratio of 02:10. None where
-    neither is one, and for words (`4 March`). Two times without a zero in front (`12:30`) may be ratios."""
-    if not _PLACES.fullmatch(wanted) and not (":" in wanted and _PLACES.fullmatch(given)):
+    neither is one, and for words (`4 March`). A time without a zero in front (`13:30`) may be a ratio, unless it could
+    be reduced (`12:30`): nobody writes a ratio so."""
+    time = _TIME.fullmatch(wanted)
+    if time and wanted[0] == "0" and _AFTERNOON.search(given):
+        return Verdict.WRONG  # 9:30 pm for 09:30
+    is_time = time is not None and math.gcd(int(time[1]), int(time[2])) > 1
+    if not is_time and not _PLACES.fullmatch(wanted) and not (":" in wanted and _PLACES.fullmatch(given)):
         return None
     if _NUMBERS.sub("", wanted) == _NUMBERS.sub("", given):
         same = [*map(int, _NUMBERS.findall(wanted))] == [*map(int, _NUMBERS.findall(given))]

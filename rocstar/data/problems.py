@@ -140,17 +140,19 @@ def refuse_no_columns(row: Any, where: str) -> None:
 def detect_columns(row: Row, *, where: str, needs_answer: bool = True) -> ProblemColumns:
     """The columns of the layout that the row's columns identify. Raises DataError with the existing columns; `where`
     names file and line. Source: ours."""
+    names = ", ".join(dict.fromkeys(layout for layout, *_ in LAYOUTS))
     for layout, signs, questions, answers in LAYOUTS:
         if any(_has(row, sign) for sign in signs):
             question = next((name for name in questions if _has(row, name)), None)
             answer = next((name for name in answers if _has(row, name)), None)
             if question and (answer or not needs_answer):
                 return ProblemColumns(layout=layout, question=_with_story(row, question), answer=answer)
-    names = dict.fromkeys(layout for layout, *_ in LAYOUTS)
+            if question:
+                names = f"beside {question} there is none of {', '.join(answers)}"
     fields = [str(name) if value is not None else f"{name} (null)" for name, value in row.items()]
     raise DataError(
         f"{where}: the fields {', '.join(fields) or '(none)'} do not fit any known layout "
-        f"({', '.join(names)}); name those that hold question and answer: "
+        f"({names}); name those that hold question and answer: "
         "question and answer of a pool's source, data.columns to train, --question and --answer of eval and data check."
     )
 
@@ -238,10 +240,12 @@ def _conversation(value: Sequence[Any], place: str) -> list[dict[str, str]]:
     roles = ["system" if message.get("role") == "developer" else message.get("role") for message in messages]
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if len(turns) % 2 == 0 or turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
-        found = ", ".join(str(role) for role in roles if role) or "no messages"
+        found, remedy = ", ".join(str(role) for role in roles if role) or "no messages", "leave such rows out"
+        if value and not any(roles):
+            found, remedy = as_written(value[0]), 'write each message as {"role": "user", "content": "..."}'
         raise DataError(
             f"{place}: expected messages that are perhaps a system text, then user and assistant in turn, and at last "
-            f"a user's, got {found}; leave such rows out."
+            f"a user's, got {found}; {remedy}."
         )
     if any(message.get("tool_calls") for message in messages):
         raise DataError(f"{place}: a message calls a tool, which no prompt here can hold; leave such rows out.")

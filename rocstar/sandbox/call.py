@@ -205,6 +205,8 @@ class DaemonInfo(Struct, frozen=True, kw_only=True):
     """See Response."""
     slots: int = 1
     """Programs that run at once."""
+    session_slots: int = 96
+    """Sessions alive at once."""
     preload: tuple[str, ...] = ()
     """Modules that the operator listed for import before forking."""
     tiers: tuple[str, ...] = ()

@@ -402,7 +402,8 @@ def transcript(attempt: str | Mapping[str, Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    lines = [line[:TRANSCRIPT_COLUMNS] for line in text.strip().splitlines()]
+    most = TRANSCRIPT_COLUMNS
+    lines = [line if len(line) <= most else f"{line[: most - 1]}…" for line in text.strip().splitlines()]
     if len(lines) <= TRANSCRIPT_LINES:
         return "\n".join(lines)
     half = TRANSCRIPT_LINES // 2

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rocstar.sandbox.client import SandboxClient
 
 
-BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "notebook": NotebookTool}
+BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "notebook": partial(NotebookTool, waits=True)}
 """By their names in a recipe: built from (sandbox, limits, name=...)."""
 
 

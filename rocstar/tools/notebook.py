@@ -37,12 +37,15 @@ class NotebookTool:
     The session opens with the first call, whose seed is the notebook's; `close`, also as an async context manager, ends
     it. Until then it holds memory in the sandbox, so the creator must always close it."""
 
-    def __init__(self, client: SandboxClient, limits: Limits, name: str = "jupyter_code") -> None:
-        """limits: of each cell."""
+    def __init__(
+        self, client: SandboxClient, limits: Limits, name: str = "jupyter_code", *, waits: bool = False
+    ) -> None:
+        """limits: of each cell. waits: for room in the sandbox (`Session`)."""
         self._client = client
         self._limits = limits
         self._session: Session | None = None
         self._closed = False
+        self._waits = waits
         self.spec = spec_of(name, DESCRIPTION, PARAMETERS)
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
@@ -53,7 +56,7 @@ class NotebookTool:
         if self._closed:
             raise SandboxUnavailable("this notebook is closed; each attempt opens its own")
         if self._session is None:
-            self._session = self._client.open_session(limits=self._limits, seed=seed, replay=True)
+            self._session = self._client.open_session(limits=self._limits, seed=seed, replay=True, waits=self._waits)
         try:
             response = await self._session.run(call.arguments["code"])
         except SandboxDown as error:

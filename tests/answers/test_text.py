@@ -47,6 +47,11 @@ RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
         ("00:15", "0", (WRONG, "text")),
         ("06:30", "6:30", (RIGHT, "text")),
         ("1:2", "2:4", None),
+        ("12:30", "6:15", (WRONG, "text")),  # no ratio: it could be reduced
+        ("12:30", "0.4", (WRONG, "text")),
+        ("13:30", "26:60", None),
+        ("09:30", "9:30 p.m.", (WRONG, "text")),
+        ("09:30", "9:30 am", None),
     ],
 )
 def test_words_and_choices_are_settled_only_when_sure(

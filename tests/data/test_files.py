@@ -117,7 +117,7 @@ def test_a_column_that_is_not_there_is_named(
         ("{}", ["line 2", "(none) do not fit any known layout"]),
         ('{"question": "q", "anwser": "1"}', ["line 2", "question, anwser do not fit any known layout"]),
         ('{"question": "", "answer": "1"}', ["line 2", '"question"', "empty text"]),
-        ('{"question": ["a", "b"], "answer": "1"}', ["line 2", '"question"', "no messages"]),
+        ('{"question": ["a", "b"], "answer": "1"}', ["line 2", '"question"', 'got "a"; write each message as']),
         ('{"question": 5, "answer": "1"}', ["line 2", '"question"', "got 5"]),
         ('{"question": "q", "answer": null}', ["line 2", '"answer"', "got null"]),
         ('{"question": "q", "answer": true}', ["line 2", '"answer"', "got true"]),

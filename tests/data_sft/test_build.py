@@ -155,3 +155,18 @@ def test_the_verb_prints_a_table_or_json(tmp_path: Path) -> None:
 def test_quantiles_are_by_nearest_rank() -> None:
     assert quantiles(list(range(1, 101))) == {"p50": 50, "p95": 95, "max": 100}
     assert quantiles([7]) == {"p50": 7, "p95": 7, "max": 7} and quantiles([]) == {}
+
+
+def test_a_layout_may_be_a_function_of_the_users_own(tmp_path: Path) -> None:
+    own = tmp_path / "usual.py"
+    own.write_text(
+        "def row(row):\n    said = {'role': 'assistant', 'content': row['say']}\n"
+        "    return row['say'] and {'messages': [{'role': 'user', 'content': row['ask']}, said]}\n"
+    )
+    rows = written(tmp_path / "odd.jsonl", {"ask": "Hi?", "say": "Hello."}, {"ask": "Hi?"}, {"ask": "Hi?", "say": ""})
+    part = {"name": "odd", "layout": f"{own}:row", "files": [str(rows)]}
+    assert built(tmp_path / "out", part)["rows"] == 1
+    details = [line["detail"] for line in lines(tmp_path / "out" / "refused.jsonl")]
+    assert details == [f"{own}:row raised KeyError('say')", f"{own}:row returned str, not a row with messages"]
+    with pytest.raises(ConfigError, match="has no 'rows'; the nearest is 'row'"):
+        built(tmp_path / "out", {**part, "layout": f"{own}:rows"})

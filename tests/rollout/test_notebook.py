@@ -32,8 +32,8 @@ class Notebooks:
         self.sessions: list[Session] = []
         self.most_open = 0
 
-    def open_session(self, *, limits: ProgramLimits, seed: int, replay: bool) -> Session:
-        self.sessions.append(self.client.open_session(limits=limits, seed=seed, replay=replay))
+    def open_session(self, *, limits: ProgramLimits, seed: int, replay: bool, waits: bool) -> Session:
+        self.sessions.append(self.client.open_session(limits=limits, seed=seed, replay=replay, waits=waits))
         self.most_open = max(self.most_open, self.open)
         return self.sessions[-1]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocstar.sandbox.call import Limits, ProgramOutcome, SandboxDown, ServiceOutcome, SessionLost
+from rocstar.sandbox.call import DaemonSettings, Limits, ProgramOutcome, SandboxDown, ServiceOutcome, SessionLost
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
@@ -132,3 +132,17 @@ async def test_a_replay_that_is_broken_off_is_told_and_the_cell_at_hand_is_not_r
     assert sent(daemon)[3:] == [(1, "ok 1"), (2, f"second {why}")]
     again = await session.run("ok 3")
     assert again.replayed_cells == (0 if why == "state_lost" else 1), "it goes on where it was broken off"
+
+
+async def test_a_session_that_waits_for_room_ends_no_idle_one() -> None:
+    with SandboxClient(DaemonSettings(slots=1, session_slots=1, preload=())) as client:
+        client.launch()
+        client.await_hello()
+        one, other = (client.open_session(replay=True, waits=True) for _ in range(2))
+        await one.run("x = 1")
+        waiting = asyncio.create_task(other.run("2"))
+        await asyncio.sleep(0)
+        assert (await one.run("x")).replayed_cells == 0
+        assert not waiting.done()
+        await one.close()
+        assert (await waiting).value == "2"

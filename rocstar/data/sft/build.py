@@ -25,7 +25,7 @@ from rocstar.data.rows import fingerprint, output_folder, refuse_missing, rows_a
 from rocstar.data.sft.check import check, check_tokens
 from rocstar.data.sft.endpoint import AnswerCache, ChatEndpoint, rewritten
 from rocstar.data.sft.format import Chat, Refusal, Refused, dumped
-from rocstar.data.sft.layouts import LAYOUTS, conversation
+from rocstar.data.sft.layouts import conversation, reader_of
 from rocstar.data.sft.mix import RowStore, Share, chosen, ordered, quantiles, shares, smaller
 from rocstar.data.sft.recipe import MixRecipe, SourcePart
 from rocstar.data.sft.render import encoded, pieces
@@ -100,6 +100,8 @@ def build(
     up; `note` is called with one sentence per source. Starts its own event loop. Raises ConfigError, DataError,
     EngineUnavailable; then the files in `out` are unchanged, and `refused.jsonl.tmp` shows how far this build got."""
     refuse_missing(file for s in recipe.source for file in s.files)
+    for source in recipe.source:
+        reader_of(source.layout, code_tool)  # refuses code that is not there before anything is written
     output_folder(out, "--out ")
     # Files are written under another name until all of them are done.
     partial = {name: out / f"{name}.tmp" for name in (ROWS, REFUSED, DATASHEET)}
@@ -170,7 +172,7 @@ async def _endpoint(
 
 def _drafts(source: SourcePart, counts: SourceCounts, code_tool: ToolSpec) -> Iterator[Draft]:
     """The layout's conversation for every row of a source, in order. Raises DataError."""
-    reader = LAYOUTS[source.layout](code_tool)
+    reader = reader_of(source.layout, code_tool)
     for file in source.files:
         for line, row in islice(rows_and_faults(file), source.limit):
             counts.rows += 1

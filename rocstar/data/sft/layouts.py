@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocstar.data.sft.check import readable
-from rocstar.data.sft.dialogues import BY_ROW, Row, RowReader, Turns, list_of, mapping_of, text_of
+from rocstar.data.sft.dialogues import BY_ROW, Row, RowReader, Turns, list_of, mapping_of, messages, text_of
 from rocstar.data.sft.format import Chat, Refusal, Refused, Role, call_of, from_columns, tool_spec
 from rocstar.protocols import ToolSpec
+from rocstar.support.plugins import is_reference, load
 
 # APIGen / xLAM: `query`, `answers` and `tools`, the last two as JSON text.
 #
@@ -97,6 +98,25 @@ LAYOUTS: Mapping[str, Callable[[ToolSpec], RowReader]] = {
     "magicoder": magicoder,
 }
 """By name: what makes the reader of rows, given the tool that runs programs."""
+
+
+def reader_of(layout: str, code_tool: ToolSpec) -> RowReader:
+    """The reader of a layout of `LAYOUTS`, or of a function of the user's own that makes a row in the layout `messages`
+    of a row. Raises ConfigError."""
+    if not is_reference(layout):
+        return LAYOUTS[layout](code_tool)
+    own = load(layout, setting="layout")
+
+    def read(row: Row) -> Chat:
+        try:
+            made = own(row)
+        except Exception as error:
+            raise Refused(Refusal.LAYOUT, "line", f"{layout} raised {error!r}") from None
+        if not isinstance(made, dict):
+            raise Refused(Refusal.LAYOUT, "line", f"{layout} returned {type(made).__name__}, not a row with messages")
+        return messages(made)
+
+    return read
 
 
 def conversation(reader: RowReader, row: Any) -> Chat | Refused:

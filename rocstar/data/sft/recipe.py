@@ -12,6 +12,7 @@ from pydantic import Field
 
 from rocstar.config.values import Section
 from rocstar.data.sft.layouts import LAYOUTS
+from rocstar.support.plugins import is_reference
 
 Step = Literal["prompt", "response"]
 
@@ -57,9 +58,12 @@ class SourcePart(Section):
     """What the endpoint rewrites, in this order."""
 
     def complaints(self) -> Iterator[str]:
-        if self.layout not in LAYOUTS:
+        if self.layout not in LAYOUTS and not is_reference(self.layout):
             near = difflib.get_close_matches(self.layout, LAYOUTS, n=1, cutoff=0.0)[0]
-            yield f"layout {self.layout!r} is unknown; the nearest is {near!r}, of {', '.join(LAYOUTS)}"
+            yield (
+                f"layout {self.layout!r} is unknown; the nearest is {near!r}, of {', '.join(LAYOUTS)}; a function of "
+                "your own is written package.module:name or file.py:name"
+            )
 
 
 class MixRecipe(Section):

@@ -60,6 +60,7 @@ class SandboxClient:
         self._silent_seconds = silent_seconds
         self._numbers = itertools.count(1)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._room: asyncio.Semaphore | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._settling = False
         self.closed = False
@@ -124,7 +125,7 @@ class SandboxClient:
         if loop is not self._loop:  # calls of an earlier loop ended with it
             self._detach()
             self._forget_all()
-            self._loop = loop
+            self._loop, self._room = loop, None
             for node in self.nodes:
                 node.attach(loop)
             self._tick()
@@ -150,6 +151,7 @@ class SandboxClient:
             isolation=min(info.isolation for info in infos),
             failed_probes=tuple(dict.fromkeys(probe for info in infos for probe in info.failed_probes)),
             slots=sum(info.slots for info in infos),
+            session_slots=sum(info.session_slots for info in infos),
         )
 
     def usage(self) -> Usage:
@@ -197,10 +199,19 @@ class SandboxClient:
             response = replace(response, id=call.id, attempt=response.attempt + pending.attempt - 1)
         return response
 
-    def open_session(self, *, limits: Limits | None = None, seed: int | None = None, replay: bool = False) -> Session:
+    def open_session(
+        self, *, limits: Limits | None = None, seed: int | None = None, replay: bool = False, waits: bool = False
+    ) -> Session:
         """A notebook: cells that share their names and files; see Session. Its process is started for the first
         cell."""
-        return Session(self, limits or Limits(), seed, replay=replay)
+        return Session(self, limits or Limits(), seed, replay=replay, waits=waits)
+
+    def session_room(self) -> asyncio.Semaphore:
+        """Places for sessions that wait for one, as many as the daemons hold; those of the running loop."""
+        self.attach()
+        if self._room is None:
+            self._room = asyncio.Semaphore(sum((node.info or DaemonSettings()).session_slots for node in self.nodes))
+        return self._room
 
     def close_session(self, name: str) -> None:
         """End the session's process."""

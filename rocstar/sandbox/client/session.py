@@ -36,8 +36,11 @@ NOT_RUN = (ProgramOutcome.REJECTED, *ServiceOutcome)
 class Session:
     """Created by `SandboxClient.open_session`; usable as an async context manager."""
 
-    def __init__(self, client: SandboxClient, limits: Limits, seed: int | None, *, replay: bool = False) -> None:
-        """limits: of each cell. seed: of the whole session; None draws one."""
+    def __init__(
+        self, client: SandboxClient, limits: Limits, seed: int | None, *, replay: bool = False, waits: bool = False
+    ) -> None:
+        """limits: of each cell. seed: of the whole session; None draws one. waits: its first cell waits until the
+        daemons have room, instead of ending an idle session; whoever opens such sessions closes each of them."""
         self.name = os.urandom(16).hex()
         self.closed = False
         self.cells = 0
@@ -46,6 +49,8 @@ class Session:
         self._limits = limits
         self._seed = int.from_bytes(os.urandom(4)) if seed is None else seed
         self.replay = replay
+        self._waits = waits
+        self._room: asyncio.Semaphore | None = None
         self._history: list[Call] = []
         """Cells since the state was last empty, for replay."""
         self._turn = asyncio.Lock()
@@ -77,6 +82,8 @@ class Session:
             patience_seconds=DEFAULT_PATIENCE if patience_seconds is None else patience_seconds,
         )
         async with self._turn:
+            if self._waits and not self.closed and self._room is None:
+                await self._take_room()
             try:
                 return await self._run(call)
             except SessionLost:
@@ -113,12 +120,21 @@ class Session:
         if not self.closed:
             self.closed = True
             self._client.close_session(self.name)
+            if self._room is not None:
+                self._room.release()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    async def _take_room(self) -> None:
+        room = self._client.session_room()
+        await room.acquire()
+        self._room = room
+        if self.closed:  # meanwhile
+            room.release()
 
     async def _run(self, call: Call) -> Response:
         """Run the cell, after running the earlier ones again if the daemon has lost them."""

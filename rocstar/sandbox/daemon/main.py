@@ -201,6 +201,7 @@ def checked_info(pools: Pools, failed: tuple[str, ...]) -> DaemonInfo:
         isolation=level,
         failed_probes=tuple(failed),
         slots=settings.slots,
+        session_slots=settings.session_slots,
         preload=settings.preload,
         tiers=tuple(tier.name for tier in pools.order),
         node=settings.node or socket.gethostname(),
