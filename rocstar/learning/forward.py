@@ -14,7 +14,7 @@ from torch.nn.functional import rms_norm
 from rocstar.errors import ConfigError, first_line
 from rocstar.learning.attention import PACKED_SDPA, packed_sdpa
 from rocstar.learning.head import Head, score_tokens
-from rocstar.learning.memory import PassShape
+from rocstar.learning.memory import PassShape, of_rules
 from rocstar.learning.pack import MicroBatch, pack
 from rocstar.support.layers import knows_documents, sum_in_float64, windows_of
 
@@ -142,6 +142,7 @@ def pass_shape(model: Any, *, recomputed: bool) -> PassShape:
     heads = [layer.num_attention_heads for layer in each]
     widths = [getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads for layer in each]
     keys = [getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads for layer in each]
+    rules, rule, _ = of_rules(config.to_dict())
     return PassShape(
         parameters=model.num_parameters(),
         hidden=config.hidden_size,
@@ -150,6 +151,8 @@ def pass_shape(model: Any, *, recomputed: bool) -> PassShape:
         keys=max(map(mul, keys, widths)),
         inner=max(getattr(layer, "intermediate_size", None) or 4 * layer.hidden_size for layer in each),
         normed=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+        rules=rules,
+        rule=rule,
         recomputed=recomputed,
     )
 

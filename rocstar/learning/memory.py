@@ -5,6 +5,7 @@ size, q and k widths of all queries and of all keys, i inner width of the MLP):
 
     a computed token    6 h + q + 4 i     two norms of three, attention output, gate, its SiLU, up, their product
                         + 2 q + 2 k       where queries and keys have norms (Qwen3)
+                        + `of_rules`      in layers of gated delta rules (Qwen3.5)
     an attended place   2 q + 2 k         queries, keys, values and the output, as documents (attention.py)
 
 Siblings that share a prompt compute it once and attend to it each. Source: ours, counted by
@@ -13,7 +14,9 @@ tests/learning/test_memory.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 CPU_TOKENS = 4096  # of one pass: a layer's output stays near its caches; 16,384 cost 15 to 25% more
 CPU_BYTES = 2**30  # kept by one pass, or the size of the weights if that is larger: smaller passes cost speed
@@ -37,6 +40,10 @@ class PassShape:
     """Width inside the MLP."""
     normed: bool
     """Queries and keys have norms."""
+    rules: int = 0
+    """Layers of gated delta rules."""
+    rule: int = 0
+    """Numbers that a computed token keeps in one of these besides."""
     recomputed: bool = False
     """Layers are computed again in the backward pass (`model.gradient_checkpointing`)."""
 
@@ -44,8 +51,9 @@ class PassShape:
         """Bytes that this many computed tokens and attended places keep for the backward pass."""
         heads = 2 * (self.queries + self.keys)
         layer = (6 * self.hidden + self.queries + 4 * self.inner + self.normed * heads) * computed + heads * attended
-        kept = self.layers * self.hidden * computed + layer if self.recomputed else self.layers * layer
-        return FP32 * kept
+        if self.recomputed:
+            return FP32 * (self.layers * self.hidden * computed + layer + self.rule * computed)
+        return FP32 * (self.layers * layer + self.rules * self.rule * computed)
 
     def fits(self, computed: int, attended: int) -> bool:
         """Whether a pass of several rows may have this many on a CPU."""
@@ -59,3 +67,13 @@ class PassShape:
     @property
     def _most(self) -> int:
         return max(CPU_BYTES, FP32 * self.parameters)
+
+
+def of_rules(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(layers of gated delta rules, numbers that a token keeps in one for the backward pass, numbers of a sequence's
+    state in one); zeros where config.json names none. transformers' rule keeps of each head some ten matrices between
+    the 64 tokens of a chunk, and some 17 copies of keys and of values."""
+    names = ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim")
+    heads, key_heads, key, value = (config.get(f"linear_{name}") or 0 for name in names)
+    layers = list(config.get("layer_types") or ()).count("linear_attention")
+    return layers, heads * (10 * 64 + 17 * (key + value)) + 8 * key_heads * key, heads * key * value

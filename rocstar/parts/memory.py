@@ -127,12 +127,14 @@ def _engine_parts(
     rollout: RolloutSection, shape: Shape, itemsize: int, positions: int, at_once: Sequence[tuple[int, int]]
 ) -> tuple[float, float]:
     """Bytes of one engine's weights, whose head is no longer the embedding, and of its cache when most of it is in
-    use, with the logits of a step. at_once: of `_at_once`, by step and evaluation."""
+    use, with logits and states of a step. at_once: of `_at_once`, by step and evaluation."""
     weights = itemsize * (shape.parameters + shape.tied * shape.hidden * shape.vocabulary)
     room = kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
     attempts, tokens = max(at_once, key=lambda pair: pair[1])
     cache = cache_bytes((shape.layers, shape.kv_heads, shape.head_width), min(room, tokens), itemsize)
-    return float(weights), cache + float(LOGITS * FP32 * min(attempts, rollout.engine_rows) * shape.vocabulary)
+    layers, _, state = shape.rules  # states are in fp64 (`torch_states.py`)
+    row = LOGITS * FP32 * shape.vocabulary + 2 * FP32 * layers * state
+    return float(weights), cache + float(row * min(attempts, rollout.engine_rows))
 
 
 def _at_once(problems: int, attempts: int, prompt: int, cap: int) -> tuple[int, int]:
@@ -152,6 +154,8 @@ def _pass_bytes(stage: Stage, shape: Shape, lengths: Sequence[int], model: Model
         keys=shape.kv_heads * shape.head_width,
         inner=shape.intermediate,
         normed=shape.normed,
+        rules=shape.rules[0],
+        rule=shape.rules[1],
         recomputed=model.gradient_checkpointing,
     )
     left = passes.largest(min(stage.learner.tokens_per_microbatch, most), max(lengths))

@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
+from rocstar.learning.memory import of_rules
+from rocstar.support.weights import BESIDE_TEXT, layout_of_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +32,16 @@ class Shape:
     """The LM head is the embedding."""
     normed: bool = False
     """Queries and keys have norms (Qwen3)."""
+    rules: tuple[int, int, int] = (0, 0, 0)
+    """As `of_rules`."""
+    stored: int = 0
+    """Parameters in the folder's files of weights; 0 where there are none."""
 
     @property
     def parameters(self) -> int:
-        """Number of parameters without norms and biases, which are under 0.1%."""
+        """Those that are stored, else of a dense decoder without norms and biases, which are under 0.1%."""
+        if self.stored:
+            return self.stored
         attention = self.hidden * self.head_width * (2 * self.heads + 2 * self.kv_heads)
         layer = attention + 3 * self.hidden * self.intermediate
         return self.layers * layer + self.hidden * self.vocabulary * (1 if self.tied else 2)
@@ -137,8 +146,13 @@ def known_shape(model: ModelSection, folder: Path | None) -> Shape | None:
 def _from_config(config: Mapping[str, Any], file: Path) -> Shape:
     if any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise ConfigError(f"{file} is a mixture of experts; only dense decoders can be planned")
+    if config.get("mamba_d_state") or config.get("ssm_state_size"):
+        raise ConfigError(f"{file} has layers of Mamba; only decoders without can be planned")
     if isinstance(config.get("intermediate_size"), list):
         raise ConfigError(f"{file} has MLPs of a width for each layer; only decoders of one width can be planned")
+    layout: Mapping[str, tuple[int, ...]] = {}
+    with suppress(ConfigError):  # of files that are not whole; config.json alone is enough to plan
+        layout = layout_of_folder(file.parent)
     try:
         heads = config["num_attention_heads"]
         return Shape(
@@ -151,6 +165,8 @@ def _from_config(config: Mapping[str, Any], file: Path) -> Shape:
             vocabulary=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
             normed=str(config.get("model_type")).startswith("qwen3"),
+            rules=of_rules(config),
+            stored=sum(prod(shape) for name, shape in layout.items() if not BESIDE_TEXT.search(name)),
         )
     except KeyError as error:
         raise ConfigError(f"{file} lacks {error.args[0]}; only dense decoders can be planned") from None

@@ -63,6 +63,11 @@ def test_a_shape_is_counted_as_transformers_counts_it(tmp_path: Path) -> None:
     shape = shape_of(ModelSection(path=str(tmp_path)))
     assert shape.parameters == matrices
     assert shape.kv_bytes(2) == 2 * 2 * 2 * 32 * 2
+    from safetensors.torch import save_file  # where weights are there, they say how many
+
+    stored = {"model.layers.0.conv.weight": torch.ones(5, 7), "visual.blocks.0.weight": torch.ones(9)}
+    save_file(stored, tmp_path / "model.safetensors")
+    assert shape_of(ModelSection(path=str(tmp_path))).parameters == 35
 
 
 def test_a_model_that_nobody_knows_or_whose_layers_have_widths_of_their_own_is_refused(tmp_path: Path) -> None:

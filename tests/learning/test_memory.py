@@ -22,7 +22,7 @@ from rocstar.learning.forward import hidden_states, pass_shape, prepare
 from rocstar.learning.memory import CHUNK_ELEMENTS
 from rocstar.learning.models import give_back, keep_freed_memory
 from rocstar.learning.pack import pack
-from tests.engines.models import resident
+from tests.engines.models import qwen3_5, resident
 
 CPU = torch.device("cpu")
 SHAPES = {  # heads, of keys, hidden, inner, layers
@@ -69,6 +69,14 @@ def test_a_pass_leaves_as_many_bytes_as_are_said(kind: str, name: str, siblings:
     said = shape.left(len(micro.ids_T), 3 * 199)
     assert said == pytest.approx(held(model, micro), rel=0.1)
     assert pass_shape(model, recomputed=True).left(100, 100) < shape.left(100, 100)
+
+
+@pytest.mark.parametrize("heads", [4, 16])
+def test_a_gated_delta_rule_keeps_as_many_bytes_as_are_said(heads: int) -> None:
+    model = qwen3_5(linear_num_value_heads=heads)
+    prepare(model, CPU)
+    (micro,) = pack([[1] * 128] * 2, [[True] * 128] * 2, 10**6, CPU, share=False, side_by_side=True)
+    assert pass_shape(model, recomputed=False).left(256, 256) == pytest.approx(held(model, micro), rel=0.1)
 
 
 def test_layers_of_several_widths_are_counted_as_the_widest() -> None:
