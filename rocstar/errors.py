@@ -11,8 +11,18 @@ RocstarError
   ContractBroken         a bug of ours; never caught
 """
 
-import errno
+from __future__ import annotations
 
+import errno
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SQLITE_FULL = 13
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS)
 SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -61,3 +71,30 @@ def is_shortage(error: BaseException) -> bool:
     """Whether an error of the user's code, or one behind it, says that this machine has run out of something."""
     behind = error.__cause__ or error.__context__
     return getattr(error, "errno", 0) in SHORTAGES or (behind is not None and is_shortage(behind))
+
+
+def is_disk_full(error: Exception) -> bool:
+    # sqlite3 has an error of its own for it; where it was never loaded it was never raised.
+    sqlite = sys.modules.get("sqlite3")
+    if sqlite is not None and isinstance(error, sqlite.OperationalError):
+        return getattr(error, "sqlite_errorcode", None) == SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def full_disk(error: Exception) -> str:
+    """That a disk is full, and of which file; a run writes to several disks."""
+    return f"the disk is full ({getattr(error, 'filename', None) or 'while writing'})"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of a disk within is an OSError that names a file, `path` where it named none; also one of SQLite and of
+    libraries in Rust, which have kinds of their own."""
+    try:
+        yield
+    except Exception as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(found[1]) if found else errno.ENOSPC if is_disk_full(error) else getattr(error, "errno", None)
+        if number not in OF_A_DISK or isinstance(error, RocstarError) or getattr(error, "filename", None):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error

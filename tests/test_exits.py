@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import rocstar
-from rocstar.errors import DataError
-from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, USAGE, failure, install_command, naming, with_pages
+from rocstar.errors import DataError, naming
+from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, USAGE, failure, install_command, with_pages
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 

@@ -53,7 +53,7 @@ from rocstar.config.sections import RolloutSection
 from rocstar.errors import ConfigError, DataError, Unavailable, is_shortage
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
-from rocstar.sandbox.walls.folders import remove
+from rocstar.sandbox.walls.folders import is_full, remove
 from rocstar.support import listen
 from rocstar.support.plugins import PathLike, check_call, copied, is_function, load, raised_by, run_in_daemon_thread
 from rocstar.support.processes import how_ended, run_to_end, words_of
@@ -347,13 +347,13 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
             code, stdout, stderr = await run_to_end(*words, given=given, env=environment)
         else:
             code, stdout, stderr = await _walled(words, reads, home, client.gateway, given, environment)
-        is_full = container.is_full(home)
+        no_room = is_full(home)
     except OSError as error:
         raise Unavailable(f"{words[0]} could not be started: {error}") from error
     finally:
         with suppress(OSError):  # processes that remain without a sandbox may write there
             await asyncio.to_thread(remove, home)  # it may hold a million files
-    if code and is_full:
+    if code and no_room:
         raise Unavailable(f"{words[0]} {how_ended(code)} and the disk of {os.path.dirname(home)} is full; free it")
     if code in KILLED and container.kills() > kills:
         raise Unavailable(f"the kernel killed {words[0]} because memory ran out; lower rollout.agents_at_once")

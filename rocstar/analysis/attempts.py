@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,39 @@ def _turns(turns: Sequence[Mapping[str, Any]], start: int) -> tuple[TurnSpan, ..
         start = end + turn["reply_tokens"]
         after = "error" if any(result["status"] != "ok" for result in turn["results"]) else "ok"
     return tuple(found)
+
+
+class AfterFailure(StrEnum):
+    """What a model did after a failed call. Its next call of a later turn decides, because calls of the same turn were
+    written before the failure was known:
+
+        next call            what it is
+        other text, works    REPAIRED
+        same text            REPEATED (white space apart), whether it works now or not
+        other text, fails    FAILED_AGAIN
+        none                 GAVE_UP: it went on without the tool; CUT where a limit ended the attempt
+    """
+
+    REPAIRED = "repaired"
+    REPEATED = "repeated"
+    FAILED_AGAIN = "failed again"
+    GAVE_UP = "gave up"
+    CUT = "cut"
+
+
+def after_errors(attempt: Attempt) -> Iterator[tuple[str, AfterFailure]]:
+    """(class of the failure, what came after) for each failed call of an attempt."""
+    for place, call in enumerate(attempt.calls):
+        if call.error is None:
+            continue
+        following = next((later for later in attempt.calls[place + 1 :] if later.turn > call.turn), None)
+        if following is None:
+            yield call.error, AfterFailure.CUT if attempt.cut else AfterFailure.GAVE_UP
+        elif following.text.split() == call.text.split():
+            yield call.error, AfterFailure.REPEATED
+        else:
+            yield call.error, AfterFailure.REPAIRED if following.error is None else AfterFailure.FAILED_AGAIN
+
+
+def share_of(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

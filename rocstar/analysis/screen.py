@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rocstar.analysis.tally import AfterFailure
+from rocstar.analysis.attempts import AfterFailure
 
 MOST_STEPS = 24  # rows of a table by step; more are thinned out evenly
 MOST_ERRORS = 12

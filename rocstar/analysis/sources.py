@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocstar.analysis.attempts import Attempt, read_attempts
-from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
 from rocstar.record.evaluations import RESULT, SAMPLES, find_evaluation, is_evaluation, label_of, owner_of
 from rocstar.record.folder import RunFolder, read_json, step_of
 from rocstar.record.journal import read_journal
+
+if TYPE_CHECKING:
+    from rocstar.analysis.tokens import Piece
 
 SCORED = 64  # attempts of one learner pass
 

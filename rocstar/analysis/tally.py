@@ -1,49 +1,14 @@
-"""Counts of attempts by training step; memory grows with steps only.
-
-What a model does after a failed call is decided by its next call of a later turn, because calls of the same turn were
-written before the failure was known:
-
-    next call            what it is
-    other text, works    REPAIRED
-    same text            REPEATED (white space apart), whether it works now or not
-    other text, fails    FAILED_AGAIN
-    none                 GAVE_UP: it went on without the tool; CUT where a limit ended the attempt
-"""
+"""Counts of attempts by training step; memory grows with steps only."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import product
 from typing import Any
 
-from rocstar.analysis.attempts import Attempt
-
-
-class AfterFailure(StrEnum):
-    """What a model did after a failed call."""
-
-    REPAIRED = "repaired"
-    REPEATED = "repeated"
-    FAILED_AGAIN = "failed again"
-    GAVE_UP = "gave up"
-    CUT = "cut"
-
-
-def after_errors(attempt: Attempt) -> Iterator[tuple[str, AfterFailure]]:
-    """(class of the failure, what came after) for each failed call of an attempt."""
-    for place, call in enumerate(attempt.calls):
-        if call.error is None:
-            continue
-        following = next((later for later in attempt.calls[place + 1 :] if later.turn > call.turn), None)
-        if following is None:
-            yield call.error, AfterFailure.CUT if attempt.cut else AfterFailure.GAVE_UP
-        elif following.text.split() == call.text.split():
-            yield call.error, AfterFailure.REPEATED
-        else:
-            yield call.error, AfterFailure.REPAIRED if following.error is None else AfterFailure.FAILED_AGAIN
+from rocstar.analysis.attempts import AfterFailure, Attempt, after_errors, share_of
 
 
 @dataclass(slots=True)
@@ -132,7 +97,3 @@ def after_error_table(counts: Counts) -> list[dict[str, Any]]:
 def right_after(counts: Counts) -> dict[str, float | None]:
     """Share of failed calls whose attempt ended right, by what came after them."""
     return {str(after): share_of(counts.after_right[after], counts.after_decided[after]) for after in AfterFailure}
-
-
-def share_of(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

@@ -27,8 +27,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Any
 
-from rocstar.analysis.attempts import Attempt, TurnSpan
-from rocstar.analysis.tally import share_of
+from rocstar.analysis.attempts import Attempt, TurnSpan, share_of
 from rocstar.dialogue.calls import LLAMA
 from rocstar.dialogue.marked_calls import OPENINGS
 

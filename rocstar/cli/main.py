@@ -41,15 +41,13 @@ from rocstar.cli.verbs import (
 )
 from rocstar.cli.verbs import runs as run_verbs
 from rocstar.cli.verbs.common import STYLE, AsJson, Settings, print_json, stop, stoppable, tell_next
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, full_disk, is_disk_full
 from rocstar.support.exits import (
     FAILED,
     INTERRUPTED,
     OK,
     USAGE,
     failure,
-    full_disk,
-    is_disk_full,
     need,
     open_closed_streams,
     shortened,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocstar.answers.extract import counts_as_cut, format_facts, written
 from rocstar.dialogue.calls import CallSyntax
@@ -14,9 +14,11 @@ from rocstar.dialogue.marked_calls import without_end
 from rocstar.errors import VerifierUnavailable
 from rocstar.evaluation.chat_client import ChatClient
 from rocstar.evaluation.intervals import Estimate, Z, wilson
-from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec
 from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict
+
+if TYPE_CHECKING:
+    from rocstar.evaluation.recall import Recall
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rocstar.config.sections import ModelSection
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, naming
 from rocstar.learning.ranks import full, reshard
-from rocstar.support.exits import naming
 
 ADAPTER = "default"
 """PEFT's name of the only adapter."""

@@ -33,14 +33,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from rocstar.config.sections import ModelSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
-from rocstar.errors import ConfigError, EngineUnavailable, RunHalted
+from rocstar.errors import ConfigError, EngineUnavailable, RunHalted, naming
 from rocstar.learning.forward import hidden_states, is_packed, prepare
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.lora import BASE, Merged, adapters, add_adapters, save_adapters, widened
 from rocstar.learning.models import compute_dtype, device_of, give_back, keep_freed_memory
 from rocstar.learning.pack import pack
 from rocstar.learning.ranks import ALONE, Ranks, full, local, reduced, reshard, shard, together
-from rocstar.support.exits import naming
 from rocstar.support.weights import BASE_NOTE, fingerprint_of, layout_of_folder
 from rocstar.types import Canary, Weights, gaps
 

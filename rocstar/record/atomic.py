@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from rocstar.support.exits import naming
+from rocstar.errors import naming
 
 NEW, OLD = ".new", ".old"
 """Suffixes of unfinished paths, and of paths being deleted."""

@@ -17,10 +17,9 @@ from typing import Any
 
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.marked_calls import FINAL, without_channels, without_end
-from rocstar.errors import DataError
+from rocstar.errors import DataError, naming
 from rocstar.record.atomic import NEW, plain
 from rocstar.record.rollouts import result_of
-from rocstar.support.exits import naming
 from rocstar.types import ToolResult
 
 FACTS = (

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from rocstar.errors import is_disk_full
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.rollouts import AttemptRecord, Decode, write_attempts
-from rocstar.support.exits import is_disk_full
 
 WAITING_STEPS = 4  # if the writer is further behind, the trainer waits, which bounds memory and drops nothing
 

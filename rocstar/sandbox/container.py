@@ -7,10 +7,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-
-from rocstar.sandbox.walls.folders import FILE_BYTES
 
 GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 MEMINFO, VMSTAT = Path("/proc/meminfo"), Path("/proc/vmstat")
@@ -64,15 +61,6 @@ def _memory(root: Path, own: Path) -> Iterator[tuple[int, int]]:
                 stat = _counts(_read(folder / "memory.stat"))
                 files = sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
                 yield int(most), max(0, int(used) - files)
-
-
-def is_full(folder: str) -> bool:
-    """Whether the folder's disk has less room than one program may write to a file."""
-    with suppress(OSError):
-        disk = os.statvfs(folder)
-        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems report 0 blocks
-        return no_room or (disk.f_files > 0 and not disk.f_favail)
-    return False
 
 
 def kills(vmstat: Path = VMSTAT) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from rocstar.sandbox.call import DaemonSettings
-from rocstar.sandbox.walls.rootfs import ROOT, package_folders
+from rocstar.sandbox.walls.folders import ROOT, package_folders
 
 WORKDIRS = "rocstar-sandbox-"
 """Prefix of folders of working directories; the folders of dead daemons are found by it."""

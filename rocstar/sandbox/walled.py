@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
-from rocstar.sandbox.walls import linux, plans, rootfs
+from rocstar.sandbox.walls import folders, linux, plans, rootfs
 
 SET_FLAGS, UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
 NAMESPACES = linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
@@ -32,7 +32,7 @@ SETTINGS = ("/etc/hosts", "/etc/gitconfig", "/etc/ssl/openssl.cnf", "/etc/pki/tl
 def command(words: Sequence[str], channel: int, port: int, home: str, readable: Sequence[str]) -> tuple[str, ...]:
     """A command line that runs the command `words` behind the walls. It may also read the paths named by `words` and
     PYTHONPATH, its program as found in PATH, and the certificates that clients load even without TLS."""
-    boot = f"import sys; sys.path.insert(0, {rootfs.ROOT!r}); from {__name__} import main; main()"
+    boot = f"import sys; sys.path.insert(0, {folders.ROOT!r}); from {__name__} import main; main()"
     certificates = filter(None, ssl.get_default_verify_paths())
     program = shutil.which(words[0]) or ""
     named = (*os.environ.get("PYTHONPATH", "").split(os.pathsep), *certificates, *SETTINGS, program, *words)

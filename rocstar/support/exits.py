@@ -13,15 +13,14 @@ import re
 import stat
 import sys
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import rocstar
-from rocstar.errors import ConfigError, ContractBroken, DataError, RocstarError, Unavailable
+from rocstar.errors import ConfigError, ContractBroken, DataError, RocstarError, Unavailable, full_disk, is_disk_full
 
 OK = 0
 FAILED = 1
@@ -47,8 +46,6 @@ EXTRA_OF = {
 }
 """Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""
 
-SQLITE_FULL = 13
-OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS)
 MOST_SENTENCE = 2000  # characters, about a screen
 STDOUT, STDERR = 1, 2  # their descriptors
 
@@ -111,33 +108,6 @@ def failure(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, OSError) and error.filename:
         return FAILED, f"{error.filename}: {error.strerror}"
     return None
-
-
-def is_disk_full(error: Exception) -> bool:
-    # sqlite3 has an error of its own for it; where it was never loaded it was never raised.
-    sqlite = sys.modules.get("sqlite3")
-    if sqlite is not None and isinstance(error, sqlite.OperationalError):
-        return getattr(error, "sqlite_errorcode", None) == SQLITE_FULL
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def full_disk(error: Exception) -> str:
-    """That a disk is full, and of which file; a run writes to several disks."""
-    return f"the disk is full ({getattr(error, 'filename', None) or 'while writing'})"
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """An error of a disk within is an OSError that names a file, `path` where it named none; also one of SQLite and of
-    libraries in Rust, which have kinds of their own."""
-    try:
-        yield
-    except Exception as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(found[1]) if found else errno.ENOSPC if is_disk_full(error) else getattr(error, "errno", None)
-        if number not in OF_A_DISK or isinstance(error, RocstarError) or getattr(error, "filename", None):
-            raise
-        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def need(extra: str) -> None:

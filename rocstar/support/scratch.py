@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rocstar.errors import naming
 from rocstar.sandbox.walls import folders
-from rocstar.support.exits import naming
 
 
 @contextmanager

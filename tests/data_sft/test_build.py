@@ -163,7 +163,7 @@ def test_a_layout_may_be_a_function_of_the_users_own(tmp_path: Path) -> None:
         "def row(row):\n    said = {'role': 'assistant', 'content': row['say']}\n"
         "    return row['say'] and {'messages': [{'role': 'user', 'content': row['ask']}, said]}\n"
     )
-    rows = written(tmp_path / "odd.jsonl", {"ask": "Hi?", "say": "Hello."}, {"ask": "Hi?"}, {"ask": "Hi?", "say": ""})
+    rows = jsonl(tmp_path / "odd.jsonl", {"ask": "Hi?", "say": "Hello."}, {"ask": "Hi?"}, {"ask": "Hi?", "say": ""})
     part = {"name": "odd", "layout": f"{own}:row", "files": [str(rows)]}
     assert built(tmp_path / "out", part)["rows"] == 1
     details = [line["detail"] for line in lines(tmp_path / "out" / "refused.jsonl")]

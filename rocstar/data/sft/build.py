@@ -32,9 +32,8 @@ from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import CHAT
 from rocstar.dialogue.tokenizer_files import found_file
-from rocstar.errors import ConfigError, DataError
+from rocstar.errors import ConfigError, DataError, naming
 from rocstar.protocols import ToolSpec
-from rocstar.support.exits import naming
 from rocstar.support.weights import hash_of
 from rocstar.types import utf8
 

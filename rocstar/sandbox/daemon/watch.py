@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from rocstar.sandbox import container
 from rocstar.sandbox.call import ProgramOutcome, Response
 from rocstar.sandbox.walls.cgroups import GONE_SECONDS, HEADROOM_BYTES
+from rocstar.sandbox.walls.folders import is_full
 
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
@@ -127,7 +128,7 @@ class Shortages:
         is_killed = response.signal == "SIGKILL" and not response.kill_reason  # not by the sandbox
         if not is_killed and response.outcome not in FAILED:
             return ""
-        if disk and not is_killed and container.is_full(disk):
+        if disk and not is_killed and is_full(disk):
             return f"the disk of {disk} is full; free it, or use isolation L3"
         self.look()
         has_killed, has_refused = (now > then for now, then in zip(self.counts, before, strict=True))

@@ -3,10 +3,14 @@ that a program made in it. Also the locks that distinguish folders of running da
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
+import sys
 from contextlib import suppress
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
+"""Folder that contains this package, for interpreters that must import it."""
 FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
 MAX_TRIES = 10  # a sweep may come between making a folder and locking it
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -130,3 +134,17 @@ def sweep(parent: Path, prefix: str) -> None:
                     remove(entry.path)
                 finally:
                     os.close(lock)
+
+
+def package_folders() -> list[str]:
+    """Folders in which this process finds installed packages, a user's own included; a checkout is not one of them."""
+    return [folder for folder in sys.path if os.path.isabs(folder) and glob.glob(f"{glob.escape(folder)}/*.dist-info")]
+
+
+def is_full(folder: str) -> bool:
+    """Whether the folder's disk has less room than one program may write to a file."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems report 0 blocks
+        return no_room or (disk.f_files > 0 and not disk.f_favail)
+    return False

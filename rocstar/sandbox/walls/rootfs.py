@@ -19,9 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from rocstar.sandbox.walls import linux
+from rocstar.sandbox.walls.folders import ROOT, package_folders
 
-ROOT = str(Path(__file__).resolve().parents[3])
-"""Folder that contains this package, for interpreters that must import it."""
 STAGE = "/tmp"  # any folder that always exists: the new root is mounted on it and then moved away
 OLD = "/.old"
 WORKDIR, OTHER_WORKDIR = "/tmp", "/mnt"
@@ -46,11 +45,6 @@ IOCTL_DEVICE = 1 << 15  # since ABI 5
 TCP = 3  # bind and connect, since ABI 4
 SCOPES = 3  # abstract sockets and signals, since ABI 6
 LIBRARY_CACHES = ("/etc/ld.so.cache", "/etc/localtime")
-
-
-def package_folders() -> list[str]:
-    """Folders in which this process finds installed packages, a user's own included; a checkout is not one of them."""
-    return [folder for folder in sys.path if os.path.isabs(folder) and any(Path(folder).glob("*.dist-info"))]
 
 
 def sources() -> list[str]:
