@@ -49,13 +49,11 @@ async def _step(fault: str, given: Mapping[str, str]) -> TrainerAnswer:
     tool = {"notebook-reset": "notebook", "mcp-gone": f"mcp:{given['FAULTS_TOOLS']}"}.get(fault, "python")
     settings = (f'sandbox.tools=["{tool}"]', "sandbox.timeout_seconds=5", "rollout.max_response_tokens=400")
     recipe = load_recipe(recipes_folder() / "first.toml", settings)
-    words, left = codec(), {fault}
+    words, left, judge = codec(), {fault}, reward_of(given["FAULTS_REWARD"])
     engine = VllmEngine(given["FAULTS_ENGINE"], vocab_size=words.vocab_size, patience_seconds=PATIENCE_SECONDS)
     opened = opened_fleet({"engine": engine}, vocab_size=words.vocab_size, patience_seconds=PATIENCE_SECONDS)
     connect = partial(SandboxClient.connect, [given["FAULTS_TOOLS"]], silent_seconds=SILENT_SECONDS)
-    reward = Reward(
-        "rocstar.faults", reward_of(given["FAULTS_REWARD"]), "trl", None, chat=False, seconds=PATIENCE_SECONDS
-    )
+    reward = Reward("rocstar.faults", judge, "trl", None, chat=False, seconds=PATIENCE_SECONDS)
     with await asyncio.to_thread(connect) as sandbox:
         async with opened as fleet:
             make = partial(AttemptParts(recipe).roller, recipe.rollout, codec=words, template=TEMPLATE)
