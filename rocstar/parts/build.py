@@ -149,8 +149,7 @@ class AttemptParts:
         rollout, evaluate = self.recipe.rollout, self.recipe.evaluate
         if rollout.agent is None:
             return None
-        folders = self.recipe.run.modules
-        return agent_named(rollout.agent, rollout, right_above=evaluate.right_above, folders=folders)
+        return agent_named(rollout.agent, rollout, right_above=evaluate.right_above, folders=self.recipe.run.modules)
 
     @cached_property
     def feedback(self) -> Callable[[ToolResult], str]:
