@@ -119,7 +119,7 @@ async def reinforce(run: Run, stage: RlStage) -> None:
     with steps_of(run, stage, learner) as steps:
         async with ahead_of_learning(run, stage, roller, pool) as attempts:
             for step in steps.left():
-                await run.prober.probe_when_due()
+                await run.probe_when_due()
                 await evaluate_when_due(run, stage.rollout, steps)
                 steps.done(await rl_step(run, stage, attempts, learner, step))
 

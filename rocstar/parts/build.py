@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace as with_fields
 
@@ -41,6 +41,9 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.support.plugins import check_call, is_reference, load, own_code
 from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
 from rocstar.types import Completion, Problem, Sampling, ToolResult
+
+if TYPE_CHECKING:
+    from rocstar.engines.torch_engine import TorchEngine
 
 TEMPLATE = ("stop", "reserved", "calls", "jinja", "opening", "reply", "next_question", "chat")
 """What a template has."""
@@ -146,8 +149,7 @@ class AttemptParts:
         rollout, evaluate = self.recipe.rollout, self.recipe.evaluate
         if rollout.agent is None:
             return None
-        folders = self.recipe.run.modules
-        return agent_named(rollout.agent, rollout, right_above=evaluate.right_above, folders=folders)
+        return agent_named(rollout.agent, rollout, right_above=evaluate.right_above, folders=self.recipe.run.modules)
 
     @cached_property
     def feedback(self) -> Callable[[ToolResult], str]:
@@ -284,10 +286,8 @@ class _OwnEnvironment:
             raise Unavailable(str(error)) from error
 
 
-class OwnedEngine(Engine, Protocol):
-    """An engine that is closed by the code that opened it."""
-
-    async def close(self) -> None: ...
+OwnedEngine: TypeAlias = "TorchEngine | ProcessEngine | VllmEngine"
+"""An engine that is closed by the code that opened it."""
 
 
 def named_engines(

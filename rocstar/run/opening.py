@@ -45,7 +45,7 @@ from rocstar.run.material import (
     unwritten,
     without_long_prompts,
 )
-from rocstar.run.probe import Prober
+from rocstar.run.probe import prober
 from rocstar.run.published import MEMORY, PublishedWeights
 from rocstar.run.rows import rows_of_layouts, write_sft_rows
 from rocstar.run.run import Meter, Run
@@ -144,7 +144,7 @@ async def opened_run(
             published=published,
             sandbox=machines.sandbox,
             grader=grader,
-            prober=Prober(python, grader, recipe.run.probe_seconds),
+            probe_when_due=prober(python, grader, recipe.run.probe_seconds),
             checkpoints=checkpoints,
             calls=calls,
             folder=folder,

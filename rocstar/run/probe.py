@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Awaitable, Callable
 
 from rocstar.answers.grade import Grader
 from rocstar.errors import RunHalted
@@ -26,18 +27,18 @@ ANSWERS = (
 """Reference, answer, verdict; the last two need the grader's worker processes."""
 
 
-class Prober:
-    """Probes before the first RL step, and then every `seconds`."""
+def prober(python: Tool, grader: Grader, seconds: float) -> Callable[[], Awaitable[None]]:
+    """What probes when it is first called, and then every `seconds`. It raises RunHalted if the sandbox or the grader
+    gives a wrong result."""
+    probed_at = -math.inf
 
-    def __init__(self, python: Tool, grader: Grader, seconds: float) -> None:
-        self._python, self._grader, self._seconds = python, grader, seconds
-        self._asked_at = -math.inf
+    async def probe_when_due() -> None:
+        nonlocal probed_at
+        if time.monotonic() - probed_at >= seconds:
+            await probe(python, grader)
+            probed_at = time.monotonic()
 
-    async def probe_when_due(self) -> None:
-        """Raises RunHalted if the sandbox or the grader gives a wrong result."""
-        if time.monotonic() - self._asked_at >= self._seconds:
-            await probe(self._python, self._grader)
-            self._asked_at = time.monotonic()
+    return probe_when_due
 
 
 async def probe(python: Tool, grader: Grader) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -27,7 +27,6 @@ from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Progress
-from rocstar.run.probe import Prober
 from rocstar.run.published import PublishedWeights
 from rocstar.run.report import attempt_records, failed_agents, faults_of, reason_to_halt
 from rocstar.run.stopper import Stopper, in_thread
@@ -89,7 +88,7 @@ class Run:
     """Publishes weights for engines in other processes; None if there are none."""
     sandbox: SandboxClient
     grader: Grader
-    prober: Prober
+    probe_when_due: Callable[[], Awaitable[None]]
     """Regularly sends the sandbox and the grader work with known results."""
     checkpoints: Checkpoints
     """The run's progress, and its saved state."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,6 @@ BASE = {"optimizer": "muon", "adamw_learning_rate": 3e-3, "warmup_steps": 2, "de
 
 def learner(steps: int = 30, **section: Any) -> SftLearner:
     return SftLearner(policy(), SftSection(**{**BASE, "context_loss_weight": 0.1, **section}), steps=steps)
-
-
-def next_token_losses(model: Any, rows: Sequence[Any]) -> torch.Tensor:
-    """The naive form: [N, T - 1], -log p of token t + 1 given all before it, nats."""
-    return torch.stack([-naive_values(model, row) for row in rows])
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
@@ -79,7 +73,8 @@ def test_loss_and_gradient_are_those_of_a_naive_loop_with_context_weighed(weight
     """The loss told is that of assistant tokens alone."""
     mine = learner(context_loss_weight=weight, tokens_per_microbatch=budget, max_grad_norm=1e9)
     model, rows = examples.model(), sft_rows(3)
-    values, mask = next_token_losses(model, rows), torch.tensor([row.loss_mask[1:] for row in rows])
+    values = torch.stack([-naive_values(model, row) for row in rows])  # [N, T - 1], nats
+    mask = torch.tensor([row.loss_mask[1:] for row in rows])
     assert mine.update(rows, seed=0)["loss"] == pytest.approx(values[mask].mean().item(), rel=1e-5)
     weights = mask + weight * ~mask
     ((values * weights).sum() / weights.sum()).backward()

@@ -451,7 +451,7 @@ def test_nobody_waits_for_ever_however_often_engines_evict_or_are_away(
             name: loaded(9 * clock, evictions=chance.randrange(1 + clock), capacity=fleet[name].capacity_tokens)
             for name in up
         }
-        for request, engine in ours.assign(loads, float(clock)):
+        for request, engine in ours.assign(loads, float(clock)).items():
             assert request not in on and engine in up
             on[request] = engine
         if on:

@@ -11,7 +11,7 @@ import pytest
 from rocstar.answers.grade import Grade, Grader
 from rocstar.errors import RunHalted, SandboxUnavailable
 from rocstar.run import probe as module
-from rocstar.run.probe import Prober, probe
+from rocstar.run.probe import probe, prober
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.python import PythonTool
@@ -65,8 +65,8 @@ async def test_probes_come_before_the_first_step_and_then_every_so_many_seconds(
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(module, "probe", noted)
-    prober: Any = Prober(nobody, nobody, 100.0)  # type: ignore[arg-type]
+    probe_when_due = prober(nobody, nobody, 100.0)  # type: ignore[arg-type]
     for seconds in (0, 99, 1, 60, 60):
         clock.now += seconds
-        await prober.probe_when_due()
+        await probe_when_due()
     assert probed == [0, 100, 220]
