@@ -14,6 +14,7 @@ from msgspec import structs
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.daemon import verdict, watch
+from rocstar.sandbox.daemon.sessions import CellRun
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.daemon.worker import RunningCall
 from rocstar.sandbox.slot.channel import Ended
@@ -84,6 +85,17 @@ def test_the_time_that_a_program_waits_for_a_cpu_is_no_part_of_its_wall_time(wai
         run.on_timer()
     *ticks, _ = [call.args[0] for call in slot.loop.call_later.call_args_list]
     assert sum(ticks) == pytest.approx(seconds)
+
+
+def test_a_cell_has_not_escaped_because_the_daemon_was_stopped_while_it_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = CellRun(CALL, Mock(), 1.0, Mock())
+    run.notebook, run.seconds, run.conclude = 1, 0.5, Mock()  # type: ignore[method-assign]
+    monkeypatch.setattr(watch, "kill_others", Mock(side_effect=[False, True]))
+    run.begin(Mock())
+    run.sweep()
+    run.begun -= 60.0
+    run.worker.loop.call_later.call_args.args[1]()
+    assert run.conclude.called and not run.reason
 
 
 @pytest.mark.parametrize("body", FORGED.values(), ids=FORGED)
