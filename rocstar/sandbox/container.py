@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rocstar.sandbox.walls.folders import FILE_BYTES
-
 GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 MEMINFO, VMSTAT = Path("/proc/meminfo"), Path("/proc/vmstat")
 MEMORY_FILES = (  # limit, use, and prefix of the pages of files in memory.stat; version 2, then version 1
@@ -66,11 +64,11 @@ def _memory(root: Path, own: Path) -> Iterator[tuple[int, int]]:
                 yield int(most), max(0, int(used) - files)
 
 
-def is_full(folder: str) -> bool:
-    """Whether the folder's disk has less room than one program may write to a file."""
+def is_full(folder: str, least_bytes: int) -> bool:
+    """Whether the folder's disk has less room than this."""
     with suppress(OSError):
         disk = os.statvfs(folder)
-        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems report 0 blocks
+        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < least_bytes  # some report 0 blocks
         return no_room or (disk.f_files > 0 and not disk.f_favail)
     return False
 
