@@ -53,7 +53,7 @@ from rocstar.config.sections import RolloutSection
 from rocstar.errors import ConfigError, DataError, Unavailable, is_shortage
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
-from rocstar.sandbox.walls.folders import is_full, remove
+from rocstar.sandbox.walls.folders import remove
 from rocstar.support import listen
 from rocstar.support.plugins import PathLike, check_call, copied, is_function, load, raised_by, run_in_daemon_thread
 from rocstar.support.processes import how_ended, run_to_end, words_of
@@ -67,6 +67,7 @@ RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Exit|Interrupt|Iteration|Group
 UNREAD = re.compile(r"ermission denied|No module named")
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second as shells and the sandbox report it
 BODY_BYTES = 32 << 20
+ROOM_BYTES = 64 << 20  # a disk with less is full: another program may have taken the rest
 REST_SECONDS = 86_400  # idle time of a connection, longer than attempts last: data sent while we close it would be lost
 SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS}
 MOST_CONNECTIONS = 64  # of a sandboxed program, so that it can't exhaust the run's descriptors
@@ -347,7 +348,7 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
             code, stdout, stderr = await run_to_end(*words, given=given, env=environment)
         else:
             code, stdout, stderr = await _walled(words, reads, home, client.gateway, given, environment)
-        no_room = is_full(home)
+        no_room = container.is_full(home, ROOM_BYTES)
     except OSError as error:
         raise Unavailable(f"{words[0]} could not be started: {error}") from error
     finally:

@@ -33,7 +33,7 @@ FAULTS: Mapping[str, str] = {
     "engine-dies": "The connection breaks while the engine writes.",
     "engine-gone": "The engine ends in its first request and does not come back.",
     "engine-half-answer": "An answer ends in its middle.",
-    "engine-late": "An answer comes after 3 s, when rocstar no longer waits for it.",
+    "engine-late": "An answer comes after 6 s, when rocstar no longer waits for it.",
     "engine-not-json": "A page of HTML comes with status 200.",
     "engine-half-surrogate": "An answer holds half of a surrogate pair, which is no Unicode.",
     "engine-wrong-version": "Tokens come from weights that the engine was not given.",

@@ -32,7 +32,7 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.support.processes import run_to_end
 from rocstar.types import Problem, Stop, Trajectory
 
-PATIENCE_SECONDS = 1.5
+PATIENCE_SECONDS = 4.0  # enough for a busy machine to make progress in
 AGENT_SECONDS = 10.0
 GIVES_UP_SECONDS = 0.3  # after which an agent gives up an engine or a tool
 SILENT_SECONDS = 5.0  # after which a sandbox that does not answer a call is given up

@@ -45,7 +45,7 @@ WRONG = "<answer>\\boxed{0}</answer>"
 OTHERS = "777"
 """The output of another call."""
 AWAY_SECONDS = 0.5  # of a service that refuses connections
-LATE_SECONDS = 3.0  # longer than the patience of rocstar's own path
+LATE_SECONDS = 6.0  # longer than the patience of rocstar's own path
 TEMPLATE = template_named("compact")
 BREAKS = {"dies": 0, "reset": 0, "half-answer": 0.5}
 """The part of an answer that comes before the connection breaks."""

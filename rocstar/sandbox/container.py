@@ -63,6 +63,15 @@ def _memory(root: Path, own: Path) -> Iterator[tuple[int, int]]:
                 yield int(most), max(0, int(used) - files)
 
 
+def is_full(folder: str, least_bytes: int) -> bool:
+    """Whether the folder's disk has less room than this."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < least_bytes  # some report 0 blocks
+        return no_room or (disk.f_files > 0 and not disk.f_favail)
+    return False
+
+
 def kills(vmstat: Path = VMSTAT) -> int:
     """Processes that the kernel's OOM killer has killed on the machine, in any container, since it started; 0 if the
     kernel does not report it."""

@@ -14,6 +14,7 @@ from msgspec import structs
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.daemon import verdict, watch
+from rocstar.sandbox.daemon.sessions import CellRun
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.daemon.worker import RunningCall
 from rocstar.sandbox.slot.channel import Ended
@@ -64,26 +65,41 @@ def test_a_program_that_the_machine_kept_from_a_cpu_is_a_fault_of_ours_and_no_ti
     assert told(reason="starved").outcome is ServiceOutcome.INTERNAL
     cell = verdict.cell(CALL, SEEN._replace(reason="starved"))
     assert (cell.outcome, cell.state_lost) == (ServiceOutcome.INTERNAL, True)
-    slot: Any = SimpleNamespace(process=1, cpu_seconds=0.0, fair_share=1.0)
-    monkeypatch.setattr(watch, "descendants", lambda process: [2])
-    for waited, cpu, starved in ((3.0, 0.1, True), (1.5, 0.1, False), (3.0, 1.2, False), (3.0, 3.9, False)):  # of 4 s
-        monkeypatch.setattr(watch, "content", lambda pid, name, waited=waited: f"0 {waited * 1e9:.0f} 1")
-        monkeypatch.setattr(watch, "cpu_seconds", lambda pid, cpu=cpu, with_children=False: cpu * (pid == 2))
-        assert watch.Waits(slot).are_long(4.0) is starved
-        assert watch.Waits(slot).for_others(4.0) == waited * (cpu < 3.9)  # its own processes have a whole CPU
-    assert watch.Waits(slot, notebook=2).for_others(9.0) == 0.0  # an earlier cell's
+    for waited, cpu, starved in ((3.0, 0.1, True), (1.5, 0.1, False), (3.0, 1.2, False)):  # of four seconds
+        assert watch.is_starved(waited, cpu, 4.0, 1.0) is starved
+    slot: Any = SimpleNamespace(process=1, cpu_seconds=0.5)
+    monkeypatch.setattr(watch, "descendants", lambda process: [2, 3])
+    monkeypatch.setattr(watch, "content", lambda pid, name: f"0 {pid}000000000 1")
+    monkeypatch.setattr(watch, "cpu_seconds", lambda pid, with_children=False: 1.0)
+    assert watch.waits(slot, {3: 1.5}) == (2.0, 2.5)
 
 
 @pytest.mark.parametrize(("waited", "seconds"), [(0.0, 1.0), (0.05, 1.0), (1.0, 2.0), (9.0, 4.0)])
-def test_the_time_that_a_program_waits_for_a_cpu_is_no_part_of_its_wall_time(waited: float, seconds: float) -> None:
-    slot = Mock()
+@pytest.mark.parametrize("cpu", [-1.0, 1e9], ids=["others had its CPU", "its own processes had it"])
+def test_the_time_that_a_program_waits_for_a_cpu_is_no_part_of_its_wall_time(
+    waited: float, seconds: float, cpu: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = Mock(fair_share=1.0)
+    monkeypatch.setattr(watch, "waits", lambda worker, before: (waited, cpu))
     run = RunningCall(CALL, slot, [(Mock(), 0.0)], Mock())
-    run.waits = Mock(for_others=lambda age: waited)
     run.begin(Mock())
     while not run.reason:
         run.on_timer()
     *ticks, _ = [call.args[0] for call in slot.loop.call_later.call_args_list]
-    assert sum(ticks) == pytest.approx(seconds)
+    assert sum(ticks) == pytest.approx(seconds if cpu < 0 else 1.0)
+
+
+def test_a_cell_has_not_escaped_because_the_daemon_was_stopped_while_it_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = CellRun(CALL, Mock(), 1.0, Mock())
+    run.notebook, run.seconds, run.conclude = 1, 0.5, Mock()  # type: ignore[method-assign]
+    monkeypatch.setattr(watch, "kill_others", Mock(side_effect=[False, False, True]))
+    run.begin(Mock())
+    run.sweep()
+    run.begun -= 60.0
+    for _ in range(2):
+        _, sweep, *left = run.worker.loop.call_later.call_args.args
+        sweep(*left)
+    assert run.conclude.called and not run.reason
 
 
 @pytest.mark.parametrize("body", FORGED.values(), ids=FORGED)

@@ -56,7 +56,7 @@ START_SECONDS = 10.0  # for a notebook to pack its files, or to become a copy; i
 KILLED = Response(id="", outcome=ProgramOutcome.SIGNAL, signal="SIGKILL")
 BY_ITSELF = "the session's process ended by itself after its last cell; this cell was not run\n"
 GONE = Response(id="", outcome=ProgramOutcome.EXIT_NONZERO, exit_code=1, stderr=BY_ITSELF, state_lost=True)
-SWEEP_SECONDS = 2.0  # a hostile program may fork faster than its processes are found; then the session ends
+MOST_SWEEPS = 2000  # a hostile program may fork faster than its processes are found; then the session ends
 
 
 class NotebookSession:
@@ -122,7 +122,7 @@ class CellRun(RunningCall):
         limits = self.call.limits
         self.own_cpu_before = self.own_cpu()
         self.cpu_before = watch.cpu_seconds(self.notebook, with_children=True)
-        self.waits = watch.Waits(self.worker, self.notebook)
+        self.waited_before = {self.notebook: watch.waited(self.notebook)}
         pipes.room[0] = limits.output_bytes
         self.begin(pipes)
         pipes.watch(pipes.control, self.on_read)
@@ -172,12 +172,12 @@ class CellRun(RunningCall):
             self.pipes.unwatch()
             self.sweep()
 
-    def sweep(self) -> None:
+    def sweep(self, left: int = MOST_SWEEPS) -> None:
         """Kill the processes that the cell has started, repeatedly until none is left; then answer."""
         if not self.find_notebook() or watch.kill_others(self.worker.process, self.notebook):
             self.guarded(self.conclude)
-        elif self.age() < self.seconds + SWEEP_SECONDS:
-            self.timer = self.worker.loop.call_later(SWEEP_PAUSE, self.sweep)
+        elif left:
+            self.timer = self.worker.loop.call_later(SWEEP_PAUSE, self.sweep, left - 1)
         else:
             self.reason = self.reason or "processes"
             self.worker.give_up()

@@ -22,14 +22,14 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rocstar.sandbox import container
 from rocstar.sandbox.call import ProgramOutcome, Response
 from rocstar.sandbox.walls.cgroups import GONE_SECONDS, HEADROOM_BYTES
-from rocstar.sandbox.walls.folders import is_full
+from rocstar.sandbox.walls.folders import FILE_BYTES
 
 if TYPE_CHECKING:
     from rocstar.sandbox.daemon.worker import Worker
@@ -38,7 +38,6 @@ LOOK_SECONDS = 0.25  # short programs, which are nearly all, are never checked
 RESOURCES = frozenset({"no_memory_cgroup", "no_process_limit"})
 """Properties that `watch` replaces."""
 STARVED_SECONDS = 1.0  # shorter waits are normal on a busy machine
-OWN_SHARE = 0.9  # of one CPU: a program whose processes wait for each other alone has more
 TICKS = os.sysconf("SC_CLK_TCK")  # per second
 
 QUESTION, ANSWER = struct.Struct("=Q72x"), struct.Struct("=Q8xiI")
@@ -128,7 +127,7 @@ class Shortages:
         is_killed = response.signal == "SIGKILL" and not response.kill_reason  # not by the sandbox
         if not is_killed and response.outcome not in FAILED:
             return ""
-        if disk and not is_killed and is_full(disk):
+        if disk and not is_killed and container.is_full(disk, FILE_BYTES):
             return f"the disk of {disk} is full; free it, or use isolation L3"
         self.look()
         has_killed, has_refused = (now > then for now, then in zip(self.counts, before, strict=True))
@@ -143,32 +142,6 @@ class Shortages:
                 "--pids-limit, Kubernetes' podPidsLimit), or run fewer slots"
             )
         return ""
-
-
-class Waits:
-    """How long the processes of a program, or of a cell, wait for a CPU."""
-
-    def __init__(self, worker: Worker, notebook: int = 0) -> None:
-        """notebook: the process of an earlier cell, whose waits until now do not count."""
-        self.worker, self.before = worker, {notebook: waited(notebook)} if notebook else {}
-
-    def now(self) -> tuple[float, float]:
-        """(the longest wait of one process, CPU of all together), seconds so far."""
-        process, family = self.worker.process, descendants(self.worker.process)
-        cpu = sum(cpu_seconds(pid, with_children=True) for pid in (process, *family)) - self.worker.cpu_seconds
-        return max((waited(pid) - self.before.get(pid, 0.0) for pid in family), default=0.0), cpu
-
-    def for_others(self, wall_seconds: float) -> float:
-        """The longest wait, if it was not for the program's own processes: then they had less than one CPU."""
-        longest, cpu = self.now()
-        return longest if cpu < OWN_SHARE * wall_seconds else 0.0
-
-    def are_long(self, wall_seconds: float) -> bool:
-        """Whether a process has waited for more than a second and half of the time, while the slot received less than a
-        quarter of its share: then other load kept the program from ending."""
-        longest, cpu = self.now()
-        has_waited = longest > max(STARVED_SECONDS, 0.5 * wall_seconds)
-        return has_waited and cpu < 0.25 * self.worker.fair_share * wall_seconds
 
 
 async def watch(workers: Callable[[], Iterable[Worker]], also: Iterable[Callable[[], None]]) -> None:
@@ -269,6 +242,20 @@ def cpu_seconds(pid: int, *, with_children: bool = False) -> float:
 def waited(pid: int) -> float:
     """Seconds that the process's main thread has waited for a CPU; 0 when it is gone."""
     return sum(map(int, content(pid, "schedstat").split()[1:2])) / 1e9
+
+
+def waits(worker: Worker, before: Mapping[int, float]) -> tuple[float, float]:
+    """(the longest wait of one of the program's processes for a CPU, CPU of all together), seconds so far. before: what
+    a process of earlier cells had waited when this one began."""
+    family = descendants(worker.process)
+    cpu = sum(cpu_seconds(pid, with_children=True) for pid in (worker.process, *family)) - worker.cpu_seconds
+    return max((waited(pid) - before.get(pid, 0.0) for pid in family), default=0.0), cpu
+
+
+def is_starved(waited: float, cpu: float, wall_seconds: float, fair_share: float) -> bool:
+    """Whether a process has waited for more than a second and half of the time, while the slot received less than a
+    quarter of its share: then other load kept the program from ending."""
+    return waited > max(STARVED_SECONDS, 0.5 * wall_seconds) and cpu < 0.25 * fair_share * wall_seconds
 
 
 def peak_bytes(pid: int) -> int:

@@ -35,6 +35,7 @@ from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, ControlGroup
 LISTEN_SECONDS = 0.03  # most programs end within it; one that fills its pipe is delayed by as much
 READ_BYTES = 2**16  # more than a page: in a pipe's packet mode, the rest of a longer packet would be lost
 TICKS = 10  # of a wall limit: all that a daemon which was stopped itself can charge a program for is one of them
+OWN_SHARE = 0.9  # of one CPU: a program whose processes wait for each other alone has more
 MOST_WAITS = 3  # wall limits that a program may have in addition because it waited for a CPU
 READS = 32  # in a row from one pipe of at most a megabyte: a program that keeps writing must not block the daemon
 
@@ -309,7 +310,8 @@ class RunningCall:
         self.has_begun = False
         """Whether its process had read its payload when it was stopped; if not, the slot is at fault."""
         self.listening = self.answered = False
-        self.waits = watch.Waits(worker)
+        self.waited_before: dict[int, float] = {}
+        """See `watch.waits`."""
 
     def begin(self, pipes: Pipes) -> None:
         """Start the clock."""
@@ -345,12 +347,12 @@ class RunningCall:
 
     def timeout_reason(self, wall: float) -> str:
         """The reason to stop it at its wall limit; empty where it goes on, for as long as others had its CPU."""
-        age = self.age()
-        more = min(self.waits.for_others(age) - self.granted, MOST_WAITS * wall - self.granted)
+        age, (waited, cpu) = self.age(), watch.waits(self.worker, self.waited_before)
+        more = min(waited, MOST_WAITS * wall) - self.granted if cpu < OWN_SHARE * age else 0.0
         if more > wall / TICKS:
             self.granted, self.left = self.granted + more, more
             return ""
-        return "starved" if self.waits.are_long(age) else "wall"
+        return "starved" if watch.is_starved(waited, cpu, age, self.worker.fair_share) else "wall"
 
     def listen(self) -> None:
         self.listening = True

@@ -139,12 +139,3 @@ def sweep(parent: Path, prefix: str) -> None:
 def package_folders() -> list[str]:
     """Folders in which this process finds installed packages, a user's own included; a checkout is not one of them."""
     return [folder for folder in sys.path if os.path.isabs(folder) and glob.glob(f"{glob.escape(folder)}/*.dist-info")]
-
-
-def is_full(folder: str) -> bool:
-    """Whether the folder's disk has less room than one program may write to a file."""
-    with suppress(OSError):
-        disk = os.statvfs(folder)
-        no_room = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FILE_BYTES  # some file systems report 0 blocks
-        return no_room or (disk.f_files > 0 and not disk.f_favail)
-    return False
