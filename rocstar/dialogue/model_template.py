@@ -191,9 +191,9 @@ class _Generation(Extension):
 
 # Noncharacters, which exchanged text never contains. Marks surround foreign text, PROBE replaces a completion.
 LEFT, RIGHT, PROBE = "\ufdd0", "\ufdd1", "\ufdd2"
-_MARKED = re.compile(f"{LEFT}([^{RIGHT}]*){RIGHT}")
 _CONTROL = re.compile(f"[{LEFT}{RIGHT}{PROBE}]")
 _TAG = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|</?\w+>|\[/?[A-Z_]+\]")
+_MARKED = re.compile(f"{LEFT}((?:(?:{_TAG.pattern})\\s*{LEFT})*[^{LEFT}{RIGHT}]*){RIGHT}")
 _STOP = re.compile(r"<[^<>\s]+>|\S+")
 _USER = {"role": "user", "content": "Q"}
 
@@ -226,7 +226,7 @@ class ModelTemplate:
         messages = [] if system is None else [{"role": "system", "content": _marked(system)}]
         for asked, said in earlier:
             messages.append({"role": "user", "content": _marked(asked)})
-            messages.append({"role": "assistant", "content": _marked(said)})
+            messages.append({"role": "assistant", "content": _marked_turn(said)})
         schemas = [_marked_strings(tool_schema(spec)) for spec in tools]
         return _segments(self.source.render([*messages, self._user(question)], schemas, header=True))
 
@@ -414,6 +414,14 @@ def _marked(text: str) -> str:
     return clean.replace(inner, f"{LEFT}{inner}{RIGHT}", 1) if inner else clean
 
 
+def _marked_turn(text: str) -> str:
+    """Foreign text of an earlier turn, likewise, and each part of it between tags: what a template leaves of it that
+    drops all up to `</think>` keeps its marks."""
+    parts = re.split(f"({_TAG.pattern})", _CONTROL.sub("\ufffd", text))
+    marked = "".join(LEFT + part if place % 2 else _marked(part) for place, part in enumerate(parts))
+    return re.sub(f"{LEFT}(?:{_TAG.pattern})(?=\\s*\\Z)", f"\\g<0>{RIGHT}", marked)
+
+
 def _marked_strings(value: Any) -> Any:
     if isinstance(value, str):
         return value if is_harmless(value) else _marked(value)
@@ -423,5 +431,5 @@ def _marked_strings(value: Any) -> Any:
 
 
 def _segments(text: str) -> tuple[Segment, ...]:
-    parts = _MARKED.split(text)
+    parts = [_CONTROL.sub("", part) for part in _MARKED.split(text)]
     return tuple(Segment(part, Author.OTHERS) if place % 2 else ours(part) for place, part in enumerate(parts) if part)

@@ -75,6 +75,7 @@ def test_a_prompt_holds_the_control_tokens_of_the_template_whatever_the_question
     for around in (
         lambda inner: template.opening(inner, [PYTHON], "Be brief."),
         lambda inner: template.opening("Q", [PYTHON], inner),
+        lambda inner: template.opening("Q", [PYTHON], None, (("q", f"So.</think>{inner}"),)),  # some keep the end
         lambda inner: template.reply([inner, "b"]),
         template.next_question,
     ):
