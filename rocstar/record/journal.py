@@ -16,7 +16,6 @@ from typing import Any
 
 from rocstar.errors import DataError
 from rocstar.record.atomic import plain, write_atomic
-from rocstar.support.exits import naming
 
 
 class Journal(AbstractContextManager["Journal"]):
@@ -30,7 +29,7 @@ class Journal(AbstractContextManager["Journal"]):
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one line. Raises OSError (disk full); then the file still ends with a whole line."""
         line = (json.dumps(plain(row)) + "\n").encode()
-        with self._appending, naming(self.path):
+        with self._appending:
             if self._handle is None:
                 self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 os.ftruncate(self._handle, self.path.read_bytes().rfind(b"\n") + 1)  # remove a torn last line
@@ -38,7 +37,8 @@ class Journal(AbstractContextManager["Journal"]):
             try:
                 while line:
                     line = line[os.write(self._handle, line) :]
-            except OSError:
+            except OSError as error:
+                error.filename = str(self.path)
                 os.ftruncate(self._handle, end)
                 raise
 

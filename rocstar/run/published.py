@@ -22,7 +22,7 @@ from rocstar.learning.models import give_back
 from rocstar.learning.policy import Policy
 from rocstar.run.stopper import in_thread
 from rocstar.sandbox.container import host_bytes
-from rocstar.sandbox.walls import folders
+from rocstar.support.scratch import locked_folder
 from rocstar.types import Weights
 
 MEMORY = Path("/dev/shm")
@@ -52,7 +52,7 @@ class PublishedWeights:
         self._lock: int | None = None
         if memory is not None and memory.is_dir():
             with suppress(OSError):  # it cannot be written
-                self._memory, self._lock = _locked_folder(memory)
+                self._memory, self._lock = locked_folder(memory, PREFIX)
         self._kept: list[Path] = []
         self._count = 0
         self.seconds = 0.0
@@ -111,13 +111,3 @@ class PublishedWeights:
             if free >= ROOM * size:
                 return self._memory
         return self._disk
-
-
-def _locked_folder(parent: Path) -> tuple[Path, int]:
-    """A new folder in `parent` and the descriptor that holds its lock; those without a holder are removed. Raises
-    OSError."""
-    folders.sweep(parent, PREFIX)
-    folder = parent / f"{PREFIX}{os.urandom(6).hex()}"
-    lock = folders.make_locked(folder)
-    folder.chmod(0o700)
-    return folder, lock

@@ -237,7 +237,7 @@ def test_a_user_without_a_home_reads_runs_too(made: RunFolder, monkeypatch: pyte
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as of a user without a line in /etc/passwd
     with TestClient(application(Library.open(None, made.path.parent)), base_url="http://127.0.0.1:8710") as client:
         assert settled(client, "/api/run/made/attempts", part="rollouts")["rows"]
-    with pytest.raises(FileNotFoundError, match="this user has no home; set XDG_CACHE_HOME: '~/.cache'"):
+    with pytest.raises(FileNotFoundError, match="this user has no home; set XDG_CACHE_HOME: '~/"):
         cache_home()
 
 
