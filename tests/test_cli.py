@@ -359,6 +359,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
             "the disk is full (r.parquet); free some space, then continue with: rocstar train --resume tiny",
         ),
         (MemoryError("x cannot be read"), exits.NOT_READY, "x cannot be read; end other programs, or raise the limit"),
+        (FileNotFoundError(2, "No usable temporary directory found in x"), exits.NOT_READY, "in x; free some space"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), exits.FAILED, "/x: Permission denied"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), exits.NOT_READY, "torch is not installed"),
         (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "install what is missing with"),

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from rocstar.errors import naming
-
 NEW, OLD = ".new", ".old"
 """Suffixes of unfinished paths, and of paths being deleted."""
 
@@ -32,12 +30,14 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{NEW}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        with naming(path), os.fdopen(handle, "wb") as file:
+        with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)  # the error of a failed write lacks the path
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
@@ -54,10 +54,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     try:
-        with naming(path):
-            yield fresh
-            _settle(fresh)
-    except BaseException:
+        yield fresh
+        _settle(fresh)
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            error.filename = str(path)
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     if path.exists():

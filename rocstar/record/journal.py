@@ -37,7 +37,8 @@ class Journal(AbstractContextManager["Journal"]):
             try:
                 while line:
                     line = line[os.write(self._handle, line) :]
-            except OSError:
+            except OSError as error:
+                error.filename = str(self.path)
                 os.ftruncate(self._handle, end)
                 raise
 

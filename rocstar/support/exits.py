@@ -105,6 +105,8 @@ def failure(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, MemoryError):
         remedy = "end other programs, or raise the limit of memory, and try again"
         return NOT_READY, f"{str(error) or 'the memory is full'}; {remedy}"
+    if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):  # of tempfile
+        return NOT_READY, f"{error.strerror}; free some space there, or name another folder with TMPDIR"
     if isinstance(error, OSError) and error.filename:
         return FAILED, f"{error.filename}: {error.strerror}"
     return None

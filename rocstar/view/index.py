@@ -78,7 +78,7 @@ class Index:
         """The stored table; a private new one if another process has it; a broken one is replaced."""
         name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:24]
         try:
-            folder = cache or cache_folder()
+            folder = cache or cache_home() / "view"
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / f"{name}-{VERSION}.duckdb"
             connection, alone = _opened(file), False
@@ -240,16 +240,11 @@ class Index:
         return number
 
 
-def cache_folder() -> Path:
-    """Where tables are kept. Raises OSError for a user without a home."""
-    return cache_home() / "view"
-
-
 def sweep_cache(cache: Path | None) -> None:
     """Delete tables that were not opened for KEPT_DAYS."""
     oldest = time.time() - KEPT_DAYS * 86400
     with suppress(OSError):
-        for file in (cache or cache_folder()).glob("*.duckdb*"):
+        for file in (cache or cache_home() / "view").glob("*.duckdb*"):
             if file.stat().st_mtime < oldest:
                 file.unlink()
 
