@@ -14,7 +14,7 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, fill_branch, read_json
 from rocstar.record.show import show_run
-from rocstar.run.continued import continued, is_reopened, made_again, note_surroundings, record
+from rocstar.run.continued import continued, is_reopened, made_again, note_surroundings, record, settings_hash
 from rocstar.run.material import read_material, same_inputs
 from rocstar.support.screen import changed_setting
 
@@ -214,3 +214,12 @@ def test_steps_after_the_last_checkpoint_are_named_as_made_again(run: RunFolder)
     assert made_again(run, 5) == "; step 6 is made again: the last checkpoint is of step 5"
     assert made_again(run, 4) == "; steps 5 to 6 are made again: the last checkpoint is of step 4"
     assert made_again(run, 0) == "; steps 1 to 6 are made again: there is no checkpoint"
+
+
+def test_an_edit_of_the_settings_by_hand_is_told_beside_a_change_on_the_command_line(run: RunFolder) -> None:
+    assert note_surroundings(run, {"settings": settings_hash(run)}, 0) == []
+    record(run, continued(run, 6, ["stage.one.steps=12"], flag="--resume"))
+    assert note_surroundings(run, {"settings": settings_hash(run)}, 6) == []
+    run.resolved.write_text(run.resolved.read_text() + "\n")
+    record(run, continued(run, 6, ["stage.one.steps=13"], flag="--resume"))
+    assert note_surroundings(run, {"settings": settings_hash(run)}, 6) == ["settings.config.resolved.json"]

@@ -165,7 +165,7 @@ class TaskSection(Section):
     """For arithmetic: behaviour that the cold start demonstrates. `majority_wrong` and `majority_right` say what most
     demonstrations do; `direct` answers without any tool."""
     train_files: list[Place] = []
-    """For files: problems to train on, as JSONL, CSV or parquet, plain or gzip."""
+    """For files: problems to train on, as JSONL, CSV or parquet, plain or gzip, or folders of save_to_disk."""
     columns: ColumnsSection = ColumnsSection()
     """For files: names of the columns."""
     max_problems: Count | None = None

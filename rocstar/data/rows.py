@@ -49,7 +49,10 @@ def rows_and_faults(path: str | Path, columns: Sequence[str] | None = None) -> I
         return enumerate(_saved_rows(file), start=1)
     kind = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
     if kind not in KINDS:
-        raise DataError(f"{file} is not a kind of file we read; use {', '.join(KINDS)}, plain or with .gz.")
+        raise DataError(
+            f"{file} is not a kind of file we read; use {', '.join(KINDS)}, plain or with .gz, or a "
+            "folder of datasets' save_to_disk."
+        )
     if kind == ".parquet":
         return _parquet_rows(file, columns)
     return {".csv": _csv_rows, ".json": _json_list, ".jsonl": _json_lines}[kind](file)

@@ -20,8 +20,9 @@ from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
+from rocstar.support.plugins import HASH
 from rocstar.support.screen import plural
-from rocstar.support.weights import state_of
+from rocstar.support.weights import hash_of, state_of
 
 PLACES = ("cluster.", "engine.", "run.stall_", "run.threads=", "run.fault_budget=")
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
@@ -106,9 +107,17 @@ def record(run: RunFolder, continued: Continued) -> None:
         if run.problems.exists():
             noted = read_json(run.problems)
             write_json(run.problems, {name: noted[name] for name in noted if name not in continued.anew})
+        known = run.identity.get("settings", {})
+        edited = known.get(run.resolved.name) != settings_hash(run)[run.resolved.name]  # by hand, which is told
+        kept = known if edited else {}
         # The settings last: after a kill before them, the change can be requested again.
-        write_json(run.path / "run.json", {**run.identity, "changes": list(continued.changes), "settings": {}})
+        write_json(run.path / "run.json", {**run.identity, "changes": list(continued.changes), "settings": kept})
         write_json(run.resolved, continued.recipe.resolved())
+
+
+def settings_hash(run: RunFolder) -> dict[str, str]:
+    """What run.json keeps of the settings, to notice that they were edited by hand."""
+    return {run.resolved.name: hash_of([run.resolved])[:HASH]}
 
 
 def note_surroundings(run: RunFolder, now: Mapping[str, Any], step: int) -> list[str]:

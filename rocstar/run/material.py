@@ -297,7 +297,7 @@ def same_inputs(material: Material, run: RunFolder, anew: Set[str] = frozenset()
     if changed:
         raise ConfigError(
             f"inputs of run {run.name} have changed since it began ({', '.join(changed)}); restore its files, say "
-            "where they lie unchanged, or start a new run"
+            "where they lie unchanged, under the same names, or start a new run"
         )
     return {**noted, **found}
 

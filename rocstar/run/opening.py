@@ -34,7 +34,7 @@ from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.calls import FinishedCalls
 from rocstar.run.checkpoints import Checkpoints, Progress, latest, opened
-from rocstar.run.continued import is_reopened, made_again, note_surroundings
+from rocstar.run.continued import is_reopened, made_again, note_surroundings, settings_hash
 from rocstar.run.material import (
     Material,
     cramped,
@@ -52,10 +52,9 @@ from rocstar.run.run import Meter, Run
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.call import Isolation
 from rocstar.sandbox.client import SandboxClient
-from rocstar.support.plugins import HASH, code_of
+from rocstar.support.plugins import code_of
 from rocstar.support.screen import Screen, changed_setting, plural
 from rocstar.support.watch import RUN, Stall, Watch, Watching
-from rocstar.support.weights import hash_of
 from rocstar.tools.python import PythonTool
 from rocstar.types import seed_for
 
@@ -192,7 +191,7 @@ def _tell_surroundings(material: Material, policy: Policy, folder: RunFolder, sc
         "git": git_state(),
         "code": code_of(recipe.resolved(), recipe.run.modules),
         "computes": {**policy.computes, "learners": policy.ranks.size, "fault_budget": recipe.run.fault_budget},
-        "settings": {folder.resolved.name: hash_of([folder.resolved])[:HASH]},  # edited by hand
+        "settings": settings_hash(folder),
     }
     if changed := note_surroundings(folder, now, step):
         screen.note(

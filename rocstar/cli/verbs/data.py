@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rocstar.types import Problem
 
 BAR_COLUMNS = 40
-SELDOM = ("reordered", "held_out", "asked_again")
+SELDOM = ("unread", "reordered", "held_out", "asked_again")
 """Findings that are told only where there are any."""
 READ = ("data.columns.", "rollout.", "sandbox.tools", "model.path", "run.modules", "evaluate.verifier")
 """The beginnings of the keys that `check` reads."""
@@ -89,7 +89,12 @@ def build(
 
 @app.command(name="check")
 def check_problems(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip; hf:NAME@SPLIT.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="JSONL, CSV or parquet, plain or gzip; a folder of save_to_disk; hf:NAME@SPLIT."
+        ),
+    ],
     settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of the recipe.")] = None,
     recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="Training recipe that will read FILE.")] = None,
     question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="As data.columns.question.")] = None,
@@ -249,6 +254,7 @@ def _report_lines(report: FileReport) -> Iterator[str]:
         layout = "columns" if report.columns.layout == "given" else f"layout {report.columns.layout}"
         yield f"{layout}: question from {asked}, answer from {report.columns.answer}"
         yield f"further columns, for code of your own: {', '.join(report.others) or 'none'}"
+    if report.lengths:
         yield from ("", "one prompt, special tokens in «»:", "", report.prompt, "")
         yield f"its answer, as rewards compare with it: {report.answer}"
         yield (

@@ -25,12 +25,18 @@ from rocstar.types import Problem
 
 SHOWN_EXAMPLES = 5
 MAX_SHOWN_CHARS = 400
+TRIED = 100  # references that are compared with another answer, which for formulas takes tens of milliseconds each
 NEAR = 0.7
 
+
+UNREAD = ("gold_unparsed", "unsure")
+"""Methods of the verdict that a reference cannot be read."""
 
 FINDINGS = {
     "bad": "rows that train and eval refuse",
     "refused": "references the verifier refuses",
+    "unread": "references, of the first 100, beside which any other answer is undecided, and a run halts by those; set "
+    "evaluate.verifier to boxed_text or to a function of your own",
     "reordered": "references that are right backwards too; where order counts, set evaluate.verifier to boxed_text, "
     "and where a comma is a decimal one, write a point",
     "held_out": "held out by the recipe, and so not learnt from",
@@ -187,6 +193,8 @@ def check_file(
             accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
             if not accepted:
                 report.findings["refused"].add(line, f'{name}: "{problem.answer[:60]}" ({method})')
+            if report.rows <= TRIED and check(problem.answer, "\\boxed{0}")[1] in UNREAD:
+                report.findings["unread"].add(line, f'{name}: "{problem.answer[:60]}"')
             backwards = _backwards(problem.answer)
             if backwards != problem.answer and check(problem.answer, f"\\boxed{{{backwards}}}")[0]:
                 report.findings["reordered"].add(line, f'{name}: "{backwards[:60]}" for "{problem.answer[:60]}"')

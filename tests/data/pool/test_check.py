@@ -57,6 +57,17 @@ def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Pa
     assert json.loads(json.dumps(report.as_json()))["columns"]["answer"] == "label"
 
 
+def test_references_that_cannot_be_read_are_told_since_wrong_answers_to_them_are_undecided(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "A digit?", "answer": "[0-9]"}\n' + '{"question": "1+1?", "answer": "2"}\n')
+
+    def decided(gold: str, said: str) -> tuple[bool, str]:
+        return said == f"\\boxed{{{gold}}}", "gold_unparsed" if gold == "[0-9]" else "integer"
+
+    report = check_file(str(path), columns, decided, WORDING, [])
+    assert report.findings["unread"].examples == ['line 1: "[0-9]"']
+
+
 def test_what_is_wrong_with_every_row_is_told_once_with_their_number(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"problem": "q{row}", "result": "1"}}\n' for row in range(7)) + "{broken\n" * 3)
