@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache, cache_shape
 from rocstar.engines.torch_gpus import cpu_multiplies_bf16
+from rocstar.support.processes import give_memory_back
 
 PACKED_FROM = 2**18  # numbers of a matrix in fp32; for smaller ones code that oneDNN compiles by rows costs too much
 USUAL_ROWS = 64  # tokens of a step for which oneDNN chooses the order; other values make no measured difference
@@ -72,6 +73,7 @@ class CompactForward:
         """Copy new weights into the reordered matrices; the others are views of the model's."""
         for product in self._reordered:
             product.renew([self._of(part, weights) for part in product.parts])
+            give_memory_back()  # this thread's heap would hold each matrix three times over
 
     def sleep(self) -> None:
         for product in self._reordered:

@@ -184,10 +184,9 @@ def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
     own = model.state_dict()
     tensors = _read(weights, model, own.keys()) if weights.tensors is None else weights.tensors
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}  # each once: adapters are merged to be read
     wrong = sorted(
-        name
-        for name in (own.keys() - tied) | tensors.keys()
-        if name not in own or name not in tensors or own[name].shape != tensors[name].shape
+        name for name in (own.keys() - tied) | shapes.keys() if name not in own or own[name].shape != shapes.get(name)
     )
     if wrong:
         raise EngineUnavailable(

@@ -28,8 +28,9 @@ SIMULATED_ENGINES = 2
 EACH = 8
 """GPUs of a machine."""
 MOST = 1e12  # GB, teraflops or GB/s of a GPU: beyond any, and no product of it overflows
-TOKEN_BYTES = 7.0
-"""Bytes of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart)."""
+TOKEN_BYTES, LEARNT_BYTES = 8.0, 7.6
+"""Of one token of a response in rollouts/*.parquet: its id, logprob and text, compressed; besides, where it is learnt
+from, its entropy and the learner's logprob. Numbers hardly compress (measured: SmolLM2 on solutions of GSM8K)."""
 CHECKPOINT_BYTES = 8.0
 """Bytes of one parameter in a checkpoint besides optimizer state: fp32 weights, and the model as a folder."""
 
@@ -130,6 +131,8 @@ class StagePlan:
     """Seconds of a step until engines have new weights."""
     calls: float = 0.0
     """Tool calls of a step."""
+    recorded_bytes: float = 0.0
+    """Of a step's attempts on the disk."""
     cores: float = 0.0
     """Cores that the sandbox needs so that programs do not wait: four times their mean use."""
     step_seconds: float
@@ -295,8 +298,7 @@ class Planner:
 
     def _disk(self, shape: Shape, stages: Sequence[StagePlan]) -> float:
         run, trained = self.recipe.run, self.recipe.model
-        written = sum(stage.tokens * stage.steps for stage in stages if stage.rollout_seconds)
-        recorded = TOKEN_BYTES * written if run.save_rollouts else 0.0
+        recorded = sum(stage.recorded_bytes * stage.steps for stage in stages) if run.save_rollouts else 0.0
         newest = sum(stage.hours for stage in stages) * 3600 // max(1.0, run.checkpoint_seconds)
         kept = min(run.keep_checkpoints, newest) + len(stages)
         merged = 2.0 * shape.parameters * len(stages) * (trained.lora_rank > 0)
@@ -344,6 +346,7 @@ def _rl_stage(
         learning_seconds=learning,
         exchange_seconds=exchange,
         calls=calls,
+        recorded_bytes=attempts * response * (TOKEN_BYTES + LEARNT_BYTES * kept),
         cores=4 * calls * assumed.program_cpu_seconds / max(seconds, 1e-9),
         step_seconds=beside + exchange + assumed.step_overhead_seconds,
     )

@@ -174,6 +174,8 @@ class Policy:
         `runs.atomic.whole_folder` makes it durable and atomic. Raises OSError, and RunHalted for weights that are not
         finite."""
         own = folder / ADAPTER_FOLDER if self._adapts else None
+        if own and merged:
+            give_back()  # the memory of passes, beside which the merged model would lie
         self._write(folder, self.model.config.dtype or torch.float32, whole=merged or not self._adapts, adapter=own)
         if not self.ranks.rank:
             self.codec.save(folder, self._template)

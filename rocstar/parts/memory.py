@@ -37,6 +37,8 @@ class HostMemory:
     """Additional, while it learns."""
     writing: Mapping[str, float]
     """Additional, while attempts are made."""
+    publishing: Mapping[str, float]
+    """Additional, while a model with adapters is written as a whole, as each stage ends."""
     others: Mapping[str, float]
     """Of engines and learners in other processes, and of the weights that they read."""
     overlaps: bool
@@ -46,14 +48,16 @@ class HostMemory:
     def run(self) -> float:
         """Memory of the run's own process at its peak."""
         learning, writing = total(self.learning), total(self.writing)
-        return total(self.always) + (learning + writing if self.overlaps else max(learning, writing))
+        at_once = learning + writing if self.overlaps else max(learning, writing)
+        return total(self.always) + max(at_once, total(self.publishing))
 
     @property
     def bytes(self) -> float:
         return self.run + total(self.others)
 
     def __str__(self) -> str:
-        named = {"": self.always, "to learn ": self.learning, "to write ": self.writing, "elsewhere ": self.others}
+        named = {"": self.always, "to learn ": self.learning, "to write ": self.writing}
+        named |= {"to save ": self.publishing, "elsewhere ": self.others}
         lines = {
             name: ", ".join(f"{part} {size / 1e9:.1f} GB" for part, size in parts.items() if size >= TOLD_BYTES)
             for name, parts in named.items()
@@ -99,6 +103,7 @@ def host_memory(
         },
         learning={"gradients": trained, "one pass": passes, "attempts": written},
         writing={"keys and values": own * cache, "attempts": written},
+        publishing={"merged model": FP32 * float(shape.parameters) * (recipe.model.lora_rank > 0)},
         others={
             "learners": ranks * (PROCESS_BYTES + passes + 2.0 * FP32 * shape.hidden * shape.vocabulary),
             "engines": (engines - own) * (PROCESS_BYTES + engine + cache),

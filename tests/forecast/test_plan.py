@@ -16,7 +16,7 @@ from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection, Recipe
 from rocstar.errors import ConfigError
 from rocstar.forecast import plan as forecast
-from rocstar.forecast.plan import GPUS, TOKEN_BYTES, Assumptions, GpuPlan, Planner, gpu_named
+from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, Planner, gpu_named
 from rocstar.forecast.workload import synthetic_workload, with_mean
 from rocstar.parts.memory import host_memory, refuse_here
 from rocstar.parts.placement import Placement, place
@@ -120,7 +120,8 @@ def test_disk_is_of_the_whole_run() -> None:
     small = partial(plan, "7b-8gpu.toml", "h100", 8, *SMALL)
     short, long = small("run.checkpoint_seconds=1e9"), small("run.checkpoint_seconds=0", "run.keep_checkpoints=3")
     checkpoint = (long.disk_bytes - short.disk_bytes) / 3
-    rollouts = sum(TOKEN_BYTES * stage.tokens * stage.steps for stage in short.stages if stage.rollout_seconds)
+    rollouts = sum(stage.recorded_bytes * stage.steps for stage in short.stages)
+    assert rollouts == pytest.approx(15.6 * sum(one.tokens * one.steps for one in short.stages if one.calls))
     assert short.disk_bytes == pytest.approx(len(short.stages) * checkpoint + rollouts) and checkpoint > 7e10
 
 
@@ -255,6 +256,9 @@ def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own(monkeyp
     shape = shape_of(ModelSection(hidden_size=1024, num_layers=10, num_heads=8, intermediate_size=4096))
     alone, more = (host_memory(one, shape, positions=256, problems={}, heldout=100, rows={}) for one in (recipe, two))
     assert more.bytes - alone.bytes > 4 * shape.parameters
+    adapted = recipe.model_copy(update={"model": ModelSection(lora_rank=1)})
+    merged = host_memory(adapted, shape, positions=1, problems={}, heldout=1, rows={})
+    assert merged.run - sum(merged.always.values()) == 4 * shape.parameters  # an update of few tokens takes less
     monkeypatch.setattr("rocstar.parts.memory.host_bytes", lambda: int(alone.bytes + 1e8))
     refuse_here(alone)
     with pytest.raises(ConfigError, match=r"on CPUs the run takes up to \d+\.\d GB .* \d+\.\d GB of memory are"):

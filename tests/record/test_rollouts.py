@@ -25,6 +25,7 @@ from rocstar.record.rollouts import (
     attempt_rows,
     attempts_table,
     decoded,
+    parquet_file,
     problem_of,
     read_rollouts,
     read_table,
@@ -59,6 +60,11 @@ def test_a_written_step_reads_back_with_every_column(tmp_path: Path) -> None:
     )
     write_attempts(folder.rollout_file(42), 42, [attempt], decode)
     assert folder.rollout_file(42).name == "step=000042.parquet"
+    with parquet_file(folder.rollout_file(42)) as file:
+        group = file.metadata.row_group(0)
+        columns = [group.column(number) for number in range(group.num_columns)]
+    plain = {each.path_in_schema.partition(".")[0] for each in columns if not each.has_dictionary_page}
+    assert plain == {"loss_mask", "sampled_logprobs", "entropies", "old_logprobs", "kept"}, "numbers do not repeat"
     (row,) = read_rollouts(folder, 42)
     assert list(row) == list(COLUMNS)
     source = attempt.trajectory
