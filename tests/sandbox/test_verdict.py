@@ -71,6 +71,7 @@ def test_a_program_that_the_machine_kept_from_a_cpu_is_a_fault_of_ours_and_no_ti
         monkeypatch.setattr(watch, "cpu_seconds", lambda pid, cpu=cpu, with_children=False: cpu * (pid == 2))
         assert watch.Waits(slot).are_long(4.0) is starved
         assert watch.Waits(slot).for_others(4.0) == waited * (cpu < 3.9)  # its own processes have a whole CPU
+    monkeypatch.setattr(watch, "descendants", lambda process: [2, 3])  # and a child that it has not waited for
     assert watch.Waits(slot, notebook=2).for_others(9.0) == 0.0  # an earlier cell's
 
 

@@ -148,8 +148,9 @@ class Waits:
     """How long the processes of a program, or of a cell, wait for a CPU."""
 
     def __init__(self, worker: Worker, notebook: int = 0) -> None:
-        """notebook: the process of an earlier cell, whose waits until now do not count."""
-        self.worker, self.before = worker, {notebook: waited(notebook)} if notebook else {}
+        """notebook: the process of an earlier cell. What it, and what that cell left, has waited does not count."""
+        earlier = descendants(worker.process) if notebook else ()
+        self.worker, self.before = worker, {pid: waited(pid) for pid in earlier}
 
     def now(self) -> tuple[float, float]:
         """(the longest wait of one process, CPU of all together), seconds so far."""
