@@ -69,8 +69,12 @@ def first_line(error: BaseException) -> str:
 
 def is_shortage(error: BaseException) -> bool:
     """Whether an error of the user's code, or one behind it, says that this machine has run out of something."""
-    behind = error.__cause__ or error.__context__
-    return getattr(error, "errno", 0) in SHORTAGES or (behind is not None and is_shortage(behind))
+    found: list[BaseException] = []
+    behind: BaseException | None = error
+    while behind is not None and not any(behind is one for one in found):  # after `raise error from error` it is
+        found.append(behind)
+        behind = behind.__cause__ or behind.__context__
+    return any(getattr(one, "errno", 0) in SHORTAGES for one in found)
 
 
 def is_disk_full(error: Exception) -> bool:

@@ -12,8 +12,12 @@ from rocstar.errors import first_line
 from rocstar.types import Status, ToolCall, ToolResult, utf8
 
 MOST_REFERENCES = 10_000  # followed in a check: each may double what is left to do
-UNCHECKED = ("format", "pattern", "uniqueItems", "$dynamicRef", "$recursiveRef")
-"""Left to the tool's server: for a text of 40 characters or a list of 3,000 objects some take forever."""
+UNCHECKED = (
+    *("format", "pattern", "patternProperties", "uniqueItems", "$dynamicRef", "$recursiveRef"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+)
+"""Left to the tool's server: for a text or a name of 40 characters, a list of 3,000 objects, or one object under a
+schema of 20 levels some take forever."""
 
 
 def bad_call(call: ToolCall, reason: str) -> ToolResult:
@@ -90,7 +94,12 @@ def _bounded(kind: Any) -> Any:
             raise OverflowError
         yield from kind.VALIDATORS["$ref"](validator, *rest) or ()
 
-    return extend(kind, {**dict.fromkeys(UNCHECKED, lambda *_: ()), "$ref": followed})
+    def additional(validator: Any, *rest: Any) -> Iterator[Any]:
+        if "patternProperties" not in rest[-1]:  # a pattern may be what names them
+            yield from kind.VALIDATORS["additionalProperties"](validator, *rest) or ()
+
+    checks = {**dict.fromkeys(UNCHECKED, lambda *_: ()), "$ref": followed, "additionalProperties": additional}
+    return extend(kind, checks)
 
 
 def text_arguments(call: ToolCall, parameters: Mapping[str, Any]) -> str | None:

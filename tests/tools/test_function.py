@@ -129,7 +129,7 @@ def test_what_the_function_raises_is_for_the_model_to_read_and_ends_the_call_onl
 ) -> None:
     def look() -> str:
         """Looks."""
-        raise error
+        raise error from error
 
     result = called(made(look))
     assert (result.status, result.stdout) == (Status.CODE_ERROR, "") and result.stderr.endswith(told), result

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rocstar.errors import ConfigError, DataError, VerifierUnavailable
+from rocstar.errors import DataError, VerifierUnavailable
 from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
 from rocstar.evaluation.intervals import figure
 from rocstar.evaluation.scoring import Scorer, judged, ratio
@@ -69,11 +69,6 @@ def _answer(row: Row, where: str) -> str:
 
 
 class ArenaScorer(Scorer):
-    def __post_init__(self) -> None:
-        """Raises ConfigError without a judge."""
-        if self.judge is None:
-            raise ConfigError("this benchmark is scored by a judge; name its endpoint with --judge and --judge-model")
-
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable where the judge could not be reached. Raises ContractBroken for an ENVIRONMENT_FAILED
         attempt."""

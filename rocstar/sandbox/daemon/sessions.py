@@ -122,7 +122,7 @@ class CellRun(RunningCall):
         limits = self.call.limits
         self.own_cpu_before = self.own_cpu()
         self.cpu_before = watch.cpu_seconds(self.notebook, with_children=True)
-        self.waited_before = {self.notebook: watch.waited(self.notebook)}
+        self.waited_before = {pid: watch.waited(pid) for pid in watch.descendants(self.worker.process)}
         pipes.room[0] = limits.output_bytes
         self.begin(pipes)
         pipes.watch(pipes.control, self.on_read)

@@ -246,7 +246,7 @@ def waited(pid: int) -> float:
 
 def waits(worker: Worker, before: Mapping[int, float]) -> tuple[float, float]:
     """(the longest wait of one of the program's processes for a CPU, CPU of all together), seconds so far. before: what
-    a process of earlier cells had waited when this one began."""
+    each process of earlier cells had waited when this one began, zombies among them."""
     family = descendants(worker.process)
     cpu = sum(cpu_seconds(pid, with_children=True) for pid in (worker.process, *family)) - worker.cpu_seconds
     return max((waited(pid) - before.get(pid, 0.0) for pid in family), default=0.0), cpu
