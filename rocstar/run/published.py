@@ -22,6 +22,7 @@ from rocstar.learning.models import give_back
 from rocstar.learning.policy import Policy
 from rocstar.run.stopper import in_thread
 from rocstar.sandbox.container import host_bytes
+from rocstar.sandbox.walls import folders
 from rocstar.types import Weights
 
 MEMORY = Path("/dev/shm")
