@@ -91,7 +91,7 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
         )
     except (ImportError, OSError, ValueError, SafetensorError, UnpicklingError) as error:  # ImportError: of a package
         raise ConfigError(f"{source} {UNLOADED}: {first_line(error)}") from error
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # of a value that transformers does not check
+    except (ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError) as error:  # of a value not checked
         raise ConfigError(f"{source} {UNLOADED} ({error!r}); correct its config.json") from error
     refuse_misfits(source, loading_info)
     broken = next((name for name, weights in model.named_parameters() if not weights.detach().isfinite().all()), None)
