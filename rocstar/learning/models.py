@@ -67,6 +67,8 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
 
     `model.config.dtype` stays what the source says, so that an export can use it. Weights are read file by file,
     without a second copy. Raises ConfigError, also for weights that are not finite or do not fit config.json."""
+    from pickle import UnpicklingError
+
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -87,9 +89,9 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, with their names
         )
-    except (ImportError, OSError, ValueError, SafetensorError) as error:  # ImportError: another package is needed
+    except (ImportError, OSError, ValueError, SafetensorError, UnpicklingError) as error:  # ImportError: of a package
         raise ConfigError(f"{source} {UNLOADED}: {first_line(error)}") from error
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # of a value that transformers does not check
+    except (ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError) as error:  # of a value not checked
         raise ConfigError(f"{source} {UNLOADED} ({error!r}); correct its config.json") from error
     refuse_misfits(source, loading_info)
     broken = next((name for name, weights in model.named_parameters() if not weights.detach().isfinite().all()), None)
@@ -122,7 +124,7 @@ def config_of(source: str | Path) -> Any:
         raise ConfigError(
             f"{source}/config.json describes no model that can be made: {first_line(error.__cause__ or error)}"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         if "trust_remote_code" in str(error):
             raise ConfigError(f"{source} {NEEDS_CODE}") from error
         problem = UNLOADED if Path(source).exists() else "is neither a folder nor can it be fetched"

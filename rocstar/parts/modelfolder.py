@@ -122,6 +122,8 @@ def _merged(named: Path, adapter: Path) -> Path:
 def _merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
     """Fill `folder` with the model in `base` and the adapter merged into it, in the dtype of `base`. named: folder
     whose tokenizer holds, where it has one. Raises ConfigError for an adapter that PEFT cannot put there, OSError."""
+    from pickle import UnpicklingError
+
     from peft import PeftModel
     from safetensors import SafetensorError
 
@@ -133,7 +135,7 @@ def _merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
             warnings.simplefilter("ignore", FutureWarning)  # PEFT uses old names of transformers
             warnings.filterwarnings("error", "Found missing adapter keys")  # which it would leave unchanged
             merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    except (KeyError, RuntimeError, SafetensorError, TypeError, ValueError, UserWarning) as error:
+    except (KeyError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError, UserWarning) as error:
         raise ConfigError(f"{adapter} holds no adapter that fits the model in {base}: {first_line(error)}") from error
     merged.to(model.config.dtype).save_pretrained(folder)
     for file in (file for pattern in TOKENIZER for source in (base, named) for file in source.glob(pattern)):

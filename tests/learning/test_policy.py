@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -263,6 +264,7 @@ def test_what_transformers_refuses_is_one_sentence(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     model().save_pretrained(tmp_path)
     for changes, told in (
+        ({"num_attention_heads": 0}, r"model \(ZeroDivisionError\([^\n]+\)\); correct its config"),
         ({"num_attention_heads": "two"}, r"config\.json describes no model that can be made: [^\n]+'two'"),
         ({"num_attention_heads": 2, "hidden_act": "mine"}, r"model \(KeyError\('mine'\)\); correct its config\.json"),
         ({"hidden_act": "silu", "rope_parameters": {"rope_type": "mine"}}, "mine.*; correct its config"),
@@ -292,6 +294,10 @@ def test_what_is_no_whole_model_is_refused(tmp_path: Path, monkeypatch: pytest.M
     model().save_pretrained(tmp_path)
     os.truncate(tmp_path / "model.safetensors", 9000)
     with pytest.raises(ConfigError, match=r"can't be loaded as a causal language model: [^\n]+not fully covered"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(print, 2))  # code, which is not run
+    with pytest.raises(ConfigError, match=r"can't be loaded as a causal language model: Weights only load failed"):
         load_model(tmp_path)
 
 
