@@ -89,12 +89,7 @@ def build(
 
 @app.command(name="check")
 def check_problems(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="JSONL, CSV or parquet, plain or gzip; a folder of save_to_disk; hf:NAME@SPLIT."
-        ),
-    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="As data.train_files: file, folder or hf:NAME@SPLIT.")],
     settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of the recipe.")] = None,
     recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="Training recipe that will read FILE.")] = None,
     question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="As data.columns.question.")] = None,
