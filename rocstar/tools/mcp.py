@@ -331,7 +331,7 @@ class _Http(httpx2.AsyncClient):
                 if len(body) > MAX_LINE:
                     break
         headers.pop("content-encoding", None)
-        if answer.is_success and asked is not None and asked != _answered(body):
+        if answer.is_success and asked is not None and str(asked) != str(_answered(body)):
             error = {"code": mcp.types.INTERNAL_ERROR, "message": NO_ANSWER}
             body[:] = json.dumps({"jsonrpc": "2.0", "id": asked, "error": error}).encode()
         whole = httpx2.Response(answer.status_code, headers=headers, content=bytes(body), request=request)

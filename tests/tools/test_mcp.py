@@ -411,6 +411,13 @@ async def test_an_answer_in_json_to_no_request_is_an_error(monkeypatch: pytest.M
     assert (found["id"], found["error"]["message"]) == (3, mcp.NO_ANSWER)
 
 
+async def test_an_answer_may_write_the_id_of_its_request_as_a_text() -> None:
+    said = {"jsonrpc": "2.0", "id": "3", "result": {}}
+    transport = mcp.httpx2.MockTransport(lambda request: mcp.httpx2.Response(200, json=said))
+    async with mcp._Http(transport=transport) as http:
+        assert (await http.post("http://x", json={"id": 3})).json() == said
+
+
 def test_a_schema_may_name_arguments_by_a_pattern() -> None:
     by_name = {"type": "object", "properties": {}, "required": [], "patternProperties": {"^x": {"type": "string"}}}
     closed = {**by_name, "additionalProperties": False}
