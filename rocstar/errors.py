@@ -49,5 +49,5 @@ class ContractBroken(RocstarError):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, for a sentence of ours; its type where it says nothing. A server may say megabytes."""
+    """What a library's error says, for a sentence of ours; its type where it says nothing; servers say megabytes."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:1000]
