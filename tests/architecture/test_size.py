@@ -14,40 +14,40 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (2119, 17),
-    "agents": (1099, 4),
-    "analysis": (1730, 10),
-    "answers": (3716, 19),
-    "cli": (3145, 21),
-    "cluster": (848, 8),
-    "config": (2098, 10),
+    "adapters": (2103, 17),
+    "agents": (1113, 4),
+    "analysis": (1703, 10),
+    "answers": (3722, 19),
+    "cli": (3155, 21),
+    "cluster": (826, 8),
+    "config": (2092, 10),
     "data": (4247, 22),
-    "dialogue": (1895, 11),
-    "engines": (4533, 22),
-    "errors": (53, 1),
-    "evaluation": (3482, 20),
+    "dialogue": (1903, 11),
+    "engines": (4520, 22),
+    "errors": (104, 1),
+    "evaluation": (3464, 20),
     "faults": (617, 4),
-    "forecast": (1668, 7),
-    "learning": (3308, 19),
-    "parts": (1783, 9),
+    "forecast": (1653, 7),
+    "learning": (3325, 19),
+    "parts": (1813, 9),
     "protocols": (306, 1),
     "record": (2572, 16),
-    "rollout": (1660, 11),
-    "run": (3958, 21),
-    "sandbox": (8731, 43),
+    "rollout": (1633, 11),
+    "run": (3932, 21),
+    "sandbox": (8747, 43),
     "serving": (739, 6),
-    "support": (2196, 15),
-    "tools": (960, 7),
+    "support": (2248, 16),
+    "tools": (1015, 7),
     "train": (197, 1),
-    "types": (612, 1),
-    "view": (1836, 9),
+    "types": (600, 1),
+    "view": (1825, 9),
 }
-CLASSES, FUNCTIONS = 561, 3996
+CLASSES, FUNCTIONS = 531, 3964
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_443, "tests/**/*.py": 49_819}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_440, "tests/**/*.py": 50_109}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
