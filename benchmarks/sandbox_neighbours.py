@@ -1,6 +1,7 @@
-"""Does what a program is told depend on its neighbours? Programs of known end, each computing 0.3 s, alone and beside
-hostile ones that take all the CPU they can get: the same outcomes, or `internal`, which is tried elsewhere. Prints a
-table and, last, one JSON line; the exit code is 1 when a program beside hostile ones was told anything else.
+"""Does what a program is told depend on its neighbours? Programs of known end, each computing 0.3 s, alone, beside
+hostile ones that take all the CPU they can get, and beside as many processes outside the sandbox: the same outcomes, or
+`internal`, which is tried elsewhere. Prints a table and, last, one JSON line; the exit code is 1 when one was told
+anything else. With `--wall 1` programs wait for a CPU for longer than their limit.
 
     python benchmarks/sandbox_neighbours.py [--programs 200] [--hostile-per-core 8] [--wall 10] [--no-groups] [--plan 0]
 """
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from frame import parser, print_rows, report
@@ -48,6 +51,17 @@ async def keep_running(client: SandboxClient, code: str) -> None:
             await client.run(Call(id="hostile", code=code, limits=Limits(wall_seconds=60.0, cpu_seconds=600.0)))
 
 
+@contextmanager
+def busy(number: int) -> Iterator[None]:
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
 async def judged(client: SandboxClient, work: list[Task]) -> Counter[str]:
     level, rest, told = str(client.info().isolation), iter(work), Counter[str]()
 
@@ -71,6 +85,8 @@ async def compare(client: SandboxClient, work: list[Task], hostile: int) -> dict
         for neighbour in neighbours:
             neighbour.cancel()
         await asyncio.gather(*neighbours, return_exceptions=True)
+    with busy(hostile):
+        seen["processes outside the sandbox"] = await judged(client, work)
     return seen
 
 
