@@ -141,8 +141,10 @@ class DeadlinePool:
         with self._lock:
             if self._closed:
                 raise PoolError("the pool was closed")
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                if not (worker := self._idle.pop()).poll():
+                    return worker
+                worker.close()  # it has ended
             ours, theirs = Pipe()
             with theirs:
                 for _ in range(MAX_DEATHS):
