@@ -29,7 +29,8 @@ from frame import environment, parser, rocstar
 
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import read_journal
-from tests.tiny_run import RECIPE, workplace, write_rows
+from tests.files import jsonl
+from tests.tiny_run import RECIPE, workplace
 
 SUMS = range(2, 26)
 """Problems to learn from; the cold start shows how the first six go, so that some are solved always and some never."""
@@ -122,7 +123,7 @@ def made(folder: Path, recipe: Path | None, settings: Sequence[str]) -> Place:
     (folder / "tiny.toml").write_text(until_stage3 + STAGES)
     (folder / "sums.toml").write_text(BENCHMARK)
     for name, numbers in (("train", SUMS), ("test", range(26, 38)), ("sums", range(1, 9))):
-        write_rows(folder / f"{name}.jsonl", [{"question": f"Add {a} and 3", "answer": str(a + 3)} for a in numbers])
+        jsonl(folder / f"{name}.jsonl", *({"question": f"Add {a} and 3", "answer": str(a + 3)} for a in numbers))
     return Place(folder=folder)
 
 

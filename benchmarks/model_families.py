@@ -50,7 +50,7 @@ from rocstar.parts.build import AttemptParts
 from rocstar.protocols import ToolSpec, tool_schema
 from rocstar.serving.agent import VisibleText
 from tests.dialogue.folders import DATA, LLAMA, LLAMA_MARKERS, THINKING, published_qwen
-from tests.tiny_run import write_rows
+from tests.files import jsonl
 
 NUMBERS = range(2, 6)
 SFT_STEPS, RL_STEPS = 60, 4
@@ -337,8 +337,8 @@ def make_place(place: Path, case: Case) -> None:
     place.mkdir()
     (place / "recipe.toml").write_text(RECIPE.replace("[rollout]", f'[rollout]\ntemplate = "{case.template}"'))
     answer = "<answer>\\boxed{%d}</answer>" if case.template == "paper" else "\\boxed{%d}"
-    write_rows(place / "rows.jsonl", [row for a in NUMBERS for row in conversations(a, answer)])
-    write_rows(place / "problems.jsonl", [{"question": question(a), "answer": str(a + 3)} for a in NUMBERS])
+    jsonl(place / "rows.jsonl", *(row for a in NUMBERS for row in conversations(a, answer)))
+    jsonl(place / "problems.jsonl", *({"question": question(a), "answer": str(a + 3)} for a in NUMBERS))
     make_model(place / "model", case)
 
 

@@ -17,7 +17,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "adapters": (2103, 17),
     "agents": (1113, 4),
     "analysis": (1703, 10),
-    "answers": (3722, 19),
+    "answers": (3724, 19),
     "cli": (3155, 21),
     "cluster": (826, 8),
     "config": (2092, 10),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_456, "tests/**/*.py": 50_109}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_457, "tests/**/*.py": 50_118}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
