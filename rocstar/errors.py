@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SQLITE_FULL = 13
-OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS)
-SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+OF_A_DISK = (*FULL, errno.EIO, errno.EFBIG, errno.EROFS)
+SHORTAGES = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class RocstarError(Exception):
@@ -82,7 +83,7 @@ def is_disk_full(error: Exception) -> bool:
     sqlite = sys.modules.get("sqlite3")
     if sqlite is not None and isinstance(error, sqlite.OperationalError):
         return getattr(error, "sqlite_errorcode", None) == SQLITE_FULL
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 def full_disk(error: Exception) -> str:

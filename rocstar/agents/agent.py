@@ -53,13 +53,21 @@ from rocstar.config.sections import RolloutSection
 from rocstar.errors import ConfigError, DataError, Unavailable, is_shortage
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
-from rocstar.sandbox.walls.folders import remove
+from rocstar.sandbox.walls.folders import FILE_BYTES, remove
 from rocstar.support import listen
-from rocstar.support.plugins import PathLike, check_call, copied, is_function, load, raised_by, run_in_daemon_thread
+from rocstar.support.plugins import (
+    TICKS,
+    PathLike,
+    check_call,
+    copied,
+    is_function,
+    load,
+    raised_by,
+    run_in_daemon_thread,
+)
 from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
-TICKS = 10  # of an agent's time: if the run is stopped, or busy, at most one passes
 END_SECONDS = 5.0  # for an agent to end after its cancellation
 ANSWER_CHARACTERS = 1 << 16  # of an agent's answer: the run is blocked while it is encoded
 RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Exit|Interrupt|Iteration|Group)\b.*", re.MULTILINE)
@@ -67,7 +75,6 @@ RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Exit|Interrupt|Iteration|Group
 UNREAD = re.compile(r"ermission denied|No module named")
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second as shells and the sandbox report it
 BODY_BYTES = 32 << 20
-ROOM_BYTES = 64 << 20  # a disk with less is full: another program may have taken the rest
 REST_SECONDS = 86_400  # idle time of a connection, longer than attempts last: data sent while we close it would be lost
 SERVING = {"lifespan": "off", "timeout_keep_alive": REST_SECONDS}
 MOST_CONNECTIONS = 64  # of a sandboxed program, so that it can't exhaust the run's descriptors
@@ -230,7 +237,8 @@ class GatewayAgent:
         asyncio._unregister_task(running)  # `asyncio.run` would wait for a registered task without limit
         try:
             while not running.done() and (rest := attempt.ends - (attempt.since or time.monotonic())) > 0:
-                tick = inf if attempt.since else min(rest, self._seconds / TICKS)  # it stops while the run answers it
+                # At most a tick passes while the run is stopped or busy, and no time while the run answers it.
+                tick = inf if attempt.since else min(rest, self._seconds / TICKS)
                 asked, timeout = time.monotonic(), tick if tick < inf else None
                 await asyncio.wait([running, *attempt.asking], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 attempt.ends += max(0.0, time.monotonic() - asked - tick)
@@ -348,7 +356,7 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
             code, stdout, stderr = await run_to_end(*words, given=given, env=environment)
         else:
             code, stdout, stderr = await _walled(words, reads, home, client.gateway, given, environment)
-        no_room = container.is_full(home, ROOM_BYTES)
+        no_room = container.is_full(home, FILE_BYTES)
     except OSError as error:
         raise Unavailable(f"{words[0]} could not be started: {error}") from error
     finally:

@@ -102,7 +102,7 @@ def _problem_sets(spec: EvalSpec) -> list[ProblemSet]:
     if spec.data is not None and spec.benchmark is None:
         if spec.data_folder is not None or spec.accept_rows:
             raise ConfigError("--data-folder and --accept-rows belong to --benchmark; leave them out with --data")
-        return [read_file(spec.data, spec.question or ["question"], spec.answer, spec.limit)]
+        return [read_file(spec.data, spec.columns, spec.answer, spec.limit)]
     if spec.data is not None or spec.benchmark is None:
         raise ConfigError("give either --data FILE or --benchmark NAMES; see rocstar eval --help")
     if spec.question is not None or spec.answer != "answer":

@@ -85,6 +85,11 @@ class EvalSpec:
     runs: Annotated[Path, Option("--runs", help="Folder that holds the runs.")] = RUNS
 
     @property
+    def columns(self) -> list[str]:
+        """Those of the question."""
+        return self.question or ["question"]
+
+    @property
     def options(self) -> Mapping[str, str]:
         """Settings of the recipe that were typed as options: as `section.key=value`, and as they were typed."""
         typed = {name: getattr(self, name) for name in OPTIONS}

@@ -108,8 +108,7 @@ def record(run: RunFolder, continued: Continued) -> None:
             noted = read_json(run.problems)
             write_json(run.problems, {name: noted[name] for name in noted if name not in continued.anew})
         known = run.identity.get("settings", {})
-        edited = known.get(run.resolved.name) != settings_hash(run)[run.resolved.name]  # by hand, which is told
-        kept = known if edited else {}
+        kept = known if known != settings_hash(run) else {}  # they were edited by hand, which is told
         # The settings last: after a kill before them, the change can be requested again.
         write_json(run.path / "run.json", {**run.identity, "changes": list(continued.changes), "settings": kept})
         write_json(run.resolved, continued.recipe.resolved())

@@ -8,11 +8,10 @@ that process ends."""
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from rocstar.learning.models import give_back
 from rocstar.learning.policy import Policy
 from rocstar.run.stopper import in_thread
 from rocstar.sandbox.container import host_bytes
-from rocstar.sandbox.walls import folders
+from rocstar.support.scratch import scratch
 from rocstar.types import Weights
 
 MEMORY = Path("/dev/shm")
@@ -49,14 +48,11 @@ class PublishedWeights:
         self._disk, self._merged = disk, merged
         self._channel, self._break_off, self._turn = channel, break_off, asyncio.Lock()
         self._memory: Path | None = None
-        self._lock: int | None = None
+        self._ends = ExitStack()
         if memory is not None and memory.is_dir():
             with suppress(OSError):  # it cannot be written
-                folders.sweep(memory, PREFIX)
-                folder = memory / f"{PREFIX}{os.urandom(6).hex()}"
-                self._lock = folders.make_locked(folder)
-                folder.chmod(0o700)
-                self._memory = folder
+                self._memory = self._ends.enter_context(scratch(memory, PREFIX, memory))
+                self._memory.chmod(0o700)
         self._kept: list[Path] = []
         self._count = 0
         self.seconds = 0.0
@@ -103,10 +99,7 @@ class PublishedWeights:
             self._channel.close()
         for folder in self._kept:
             shutil.rmtree(folder, ignore_errors=True)
-        if self._memory is not None and self._lock is not None:
-            shutil.rmtree(self._memory, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
+        self._ends.close()
 
     def _place(self, size: int) -> Path:
         """A folder with room for so many bytes."""

@@ -36,7 +36,7 @@ from rocstar.errors import ConfigError, RocstarError
 MAX_RAISED = 200  # characters of a user's error
 NAMED = re.compile(r"""[^\s"'\\]+\.py\b|[^\W\d][\w.]*(?=:[^\W\d])""")
 """A file of Python, or the module of a reference, in the text of settings."""
-TICKS = 10  # of a time limit
+TICKS = 10  # of a time limit, of which one may pass while the run is stopped or busy
 HASH = 16  # digits that are shown to a person
 OURS = Path(__file__).resolve().parents[1]
 PathLike = str | Path

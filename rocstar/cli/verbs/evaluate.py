@@ -56,7 +56,7 @@ def _refuse_absent(spec: EvalSpec) -> None:
     for one in find_benchmarks(spec.benchmark) if spec.benchmark is not None else ():
         refuse_no_folder(spec.data_folder, one.name)
     if spec.data is not None and spec.benchmark is None:
-        load_problems(spec.data, question=spec.question or ["question"], answer=spec.answer, limit=1)
+        load_problems(spec.data, question=spec.columns, answer=spec.answer, limit=1)
 
 
 @app.command(name="list")
