@@ -7,7 +7,10 @@ layers in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
 from types import MethodType
 from typing import Any
 
@@ -16,9 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache, use_paged_attention
-from rocstar.engines.torch_compact import CompactForward, GraphedForward
+from rocstar.engines.torch_compact import CompactForward, GraphedForward, in_blocks, needs_blocks
 from rocstar.engines.torch_states import MIN_ROWS, keep_states
 from rocstar.errors import ConfigError, EngineUnavailable, first_line
 from rocstar.support.layers import windows_of
@@ -121,6 +125,7 @@ class _LibraryForward:
     def __init__(self, model: Any, cache: PagedCache) -> None:
         self._model, self._cache, self._states = model, cache, keep_states(model, cache)
         self.is_recurrent = self._states is not None
+        self._products = _InBlocks() if needs_blocks(model.get_input_embeddings().weight) else nullcontext()
         self._mask = torch.zeros((1, 1, 1, 1), dtype=model.dtype, device=model.device)  # so that none is created
         for module in model.modules() if model.device.type == "cpu" else ():
             if hasattr(module, "_apply_gate"):  # each class of experts whose products transformers chooses
@@ -129,15 +134,16 @@ class _LibraryForward:
                 gate.forward = MethodType(_wide, gate)
 
     def __call__(self, ids_T: torch.Tensor, sampled_N: torch.Tensor) -> torch.Tensor:
-        return _logits(
-            self._model,
-            ids_T.unsqueeze(0),
-            position_ids=self._cache.aim.positions.unsqueeze(0),
-            attention_mask=self._mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=sampled_N,
-        )
+        with self._products:
+            return _logits(
+                self._model,
+                ids_T.unsqueeze(0),
+                position_ids=self._cache.aim.positions.unsqueeze(0),
+                attention_mask=self._mask,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=sampled_N,
+            )
 
     def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Nothing to do: the model has them."""
@@ -151,6 +157,26 @@ Forward = CompactForward | GraphedForward | _LibraryForward
 """(ids [T], which of them [N]) -> the logits of those, [N, V]; the cache's `aim` gives positions and the pages for keys
 and values. `is_recurrent`: whether layers keep a state of each sequence, which can't be rewound. `renew` takes the
 model's new weights; `sleep` is called before the memory of weights and cache is freed, and `renew` follows."""
+
+
+class _InBlocks(TorchFunctionMode):
+    """Within this context products of 16 bits are over a fixed number of rows, those of each expert too."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, given: Sequence[Any] = (), more: Mapping[str, Any] | None = None
+    ) -> Any:
+        more = more or {}
+        if function in (F.linear, F.grouped_mm, torch._grouped_mm):
+            tokens, weights, *bias = given
+            if function is F.linear:
+                rows = tokens.reshape(-1, tokens.shape[-1])
+                found = in_blocks(lambda block: function(block, weights, *bias, **more), rows)
+                return found.view(*tokens.shape[:-1], -1)
+            ends = more["offs"].tolist()
+            parts = [tokens[begin:end] for begin, end in pairwise((0, *ends))]
+            each = [in_blocks(partial(torch.matmul, other=one), part) for one, part in zip(weights, parts, strict=True)]
+            return torch.cat(each)
+        return function(*given, **more)
 
 
 def _not_alone(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,11 @@ def cpu_multiplies_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def cpu_has_tiles() -> bool:
+    """Whether oneDNN computes products in bf16 with AMX, which rounds a row by how many rows stand beside it."""
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
 def free_bytes(index: int) -> int:
     """Free memory of a GPU."""
     return torch.cuda.mem_get_info(index)[0]

@@ -26,7 +26,6 @@ def quiet_torch(threads: int = 1) -> None:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KEPT_PRODUCTS)
     os.environ.setdefault("LRU_CACHE_CAPACITY", KEPT_PRODUCTS)
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
