@@ -125,7 +125,7 @@ class _LibraryForward:
     def __init__(self, model: Any, cache: PagedCache) -> None:
         self._model, self._cache, self._states = model, cache, keep_states(model, cache)
         self.is_recurrent = self._states is not None
-        self._products = _InBlocks() if needs_blocks(model.get_input_embeddings().weight) else nullcontext()
+        self._products = InBlocks() if needs_blocks(model.get_input_embeddings().weight) else nullcontext()
         self._mask = torch.zeros((1, 1, 1, 1), dtype=model.dtype, device=model.device)  # so that none is created
         for module in model.modules() if model.device.type == "cpu" else ():
             if hasattr(module, "_apply_gate"):  # each class of experts whose products transformers chooses
@@ -159,7 +159,7 @@ and values. `is_recurrent`: whether layers keep a state of each sequence, which 
 model's new weights; `sleep` is called before the memory of weights and cache is freed, and `renew` follows."""
 
 
-class _InBlocks(TorchFunctionMode):
+class InBlocks(TorchFunctionMode):
     """Within this context products of 16 bits are over a fixed number of rows, those of each expert too."""
 
     def __torch_function__(

@@ -95,7 +95,7 @@ def score_tokens(head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor) -
     for chunk in head.chunks(len(targets_K)):
         everything, targets = head.logprobs(hidden_KD[chunk]), targets_K[chunk, None]
         numbers[0, chunk] = everything.gather(-1, targets).squeeze(-1)
-        numbers[1, chunk] = -torch.linalg.vecdot(everything.exp(), everything)
+        numbers[1, chunk] = _entropies(everything.exp(), everything)
     return numbers
 
 
@@ -111,7 +111,7 @@ def backward_tokens(
         everything, targets = head.logprobs(hidden_KD[chunk]), targets_K[chunk, None]
         chances = everything.exp()
         numbers[0, chunk] = chosen = everything.gather(-1, targets).squeeze(-1).requires_grad_()
-        numbers[1, chunk] = entropy = (-torch.linalg.vecdot(chances, everything)).requires_grad_()
+        numbers[1, chunk] = entropy = _entropies(chances, everything).requires_grad_()
         with torch.enable_grad():
             loss(chosen, entropy, chunk).backward()  # type: ignore[no-untyped-call]
         slopes = torch.zeros_like(chosen) if chosen.grad is None else chosen.grad
@@ -125,3 +125,9 @@ def backward_tokens(
         gradient_KD[chunk] = head.backward(gradient_CV, hidden_KD[chunk])
         del chances, gradient_CV  # one tensor; the next chunk would be computed beside it
     return numbers, gradient_KD
+
+
+def _entropies(chances_CV: torch.Tensor, everything_CV: torch.Tensor) -> torch.Tensor:
+    """[C] nats. Autocast would round the probabilities, their logarithms and the sum to 16 bits."""
+    with torch.autocast(chances_CV.device.type, enabled=False):
+        return -torch.linalg.vecdot(chances_CV, everything_CV)

@@ -14,10 +14,6 @@ def quiet_torch(threads: int = 1) -> None:
     Matrix products must keep one summation order whatever the batch: MKL promises that in its strict mode only, which
     costs about 5% (measured on an AVX-512 Xeon, where the default mode breaks the engine's bit-for-bit invariance).
 
-    So must products of 16 bits: with AMX oneDNN rounds a row otherwise where other rows stand beside it (a Xeon with
-    amx_bf16). Without, a product of SmolLM2's widths has 108 GFLOP/s there instead of 550 to 1,600; to prefer that
-    speed over repeatable runs set ONEDNN_MAX_CPU_ISA=DEFAULT.
-
     Large blocks are given back to the system as they are freed (`keep_freed_memory`), and the kernel clears new ones
     page by page: in pages of 2 MiB an update of 5M parameters under 49,152 tokens takes 8.0 CPU-s, else 11.2.
 

@@ -55,9 +55,15 @@ async def session(engine: TorchEngine, number: int, pauses: Sequence[int] = (0, 
     return tuple(turns)
 
 
+WIDE: dict[str, Any] = {"hidden_size": 640, "intermediate_size": 1920}
+EXPERTS = {"moe_intermediate_size": 640, "shared_expert_intermediate_size": 768}
+
+
 def made(name: str) -> Any:
-    architecture, _, dtype = name.partition(" ")
-    return MODELS[architecture](0).to(getattr(torch, dtype or "float32"))
+    """name: an architecture and what follows of dtype and "wide"."""
+    architecture, *more = name.split()
+    shape = {**WIDE, **(EXPERTS if architecture == "qwen2_moe" else {})} if "wide" in more else {}
+    return MODELS[architecture](0, **shape).to(torch.bfloat16 if "bfloat16" in more else torch.float32)
 
 
 async def one_by_one(name: str) -> list[Turns]:
@@ -82,13 +88,15 @@ async def together(name: str, rows: int, seed: int, kv_tokens: int | None = None
 
 COMPILED = ("qwen bfloat16", "llama", "mistral", "qwen2_moe bfloat16", "qwen3_5", "lfm2 bfloat16", "gemma3 bfloat16")
 """Each family in one dtype: attention in both is the same for all of them."""
+IN_TILES = ("llama bfloat16 wide", "qwen2_moe bfloat16 wide", "qwen3_5 bfloat16 wide")
+"""Of widths from which on products with AMX round a row by how many rows stand beside it."""
 IN_TORCH = ("gemma3", "llama bfloat16")
 """Windows and grouped heads; what other families add to attention is computed alike in either form."""
 
 
 @pytest.mark.parametrize(
     ("name", "attention"),
-    [*((name, "compiled") for name in COMPILED), *((name, "torch") for name in IN_TORCH)],
+    [*((name, "compiled") for name in (*COMPILED, *IN_TILES)), *((name, "torch") for name in IN_TORCH)],
 )
 async def test_alone_together_shuffled_or_evicted_a_request_gets_the_same_bits(
     name: str, attention: str, monkeypatch: pytest.MonkeyPatch

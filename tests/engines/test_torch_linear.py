@@ -12,8 +12,10 @@ pytest.importorskip("torch")
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from rocstar.engines.torch_compact import Product, packs
+from rocstar.engines.torch_forward import InBlocks
 
 SHAPES = ((640, 640), (640, 1920), (768, 256), (61, 96), (512, 96), (96, 256))  # out, in
 
@@ -40,6 +42,28 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(out: int, width: int,
     for count in (4, 7, 8, 15, 16, 17, 33, 64, 65, 100, 128, 256, 319):
         for begin in {0, 320 - count, (320 - count) // 2}:
             assert torch.equal(product(tokens[begin : begin + count]), together[begin : begin + count]), count
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("out", "width"), SHAPES)
+def test_so_have_products_of_a_models_own_code_in_blocks(out: int, width: int) -> None:
+    one, tokens = layer(out, width, torch.bfloat16), torch.randn(1, 320, width)
+    with InBlocks(), torch.autocast("cpu", torch.bfloat16):
+        together = one(tokens)
+        for count in (1, 7, 16, 33, 64, 100, 319):
+            assert torch.equal(one(tokens[:, -count:]), together[:, -count:]), count
+
+
+def test_so_have_products_of_experts_in_blocks() -> None:
+    weights, tokens = torch.randn(3, 640, 1920).bfloat16(), torch.randn(200, 1920).bfloat16()
+    transposed = weights.transpose(1, 2)
+    with InBlocks():
+        found = F.grouped_mm(tokens, transposed, offs=torch.tensor([40, 40, 200], dtype=torch.int32))
+        few = torch.cat((tokens[:17], tokens[40:60]))
+        again = F.grouped_mm(few, transposed, offs=torch.tensor([17, 17, 37], dtype=torch.int32))
+    assert torch.equal(again, torch.cat((found[:17], found[40:60])))
+    plain = torch.cat((tokens[:40] @ transposed[0], tokens[40:] @ transposed[2]))
+    torch.testing.assert_close(found, plain)
 
 
 @pytest.mark.parametrize(
