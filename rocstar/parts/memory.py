@@ -78,6 +78,7 @@ def host_memory(
     numbers of problems, of each RL stage and held out. rows: tokens of demonstrations by SFT stage, where known."""
     itemsize, trained = recipe.model.cpu_itemsize, FP32 * float(shape.trained(recipe.model))
     weights = trained + itemsize * shape.parameters * (recipe.model.lora_rank > 0)
+    rounded = itemsize * trained / FP32 * (itemsize < FP32)  # autocast keeps them through a pass
     prompt = max(0, positions - max(rollout.max_response_tokens for rollout in recipe.rollouts))
     at_once = [_at_once(heldout, recipe.evaluate.attempts, prompt, recipe.longest_response)]
     for stage in recipe.rollout_stages:
@@ -101,7 +102,7 @@ def host_memory(
             "demonstrations": float(sum(sum(lengths) for lengths in rows.values())) * DEMONSTRATION_BYTES,
             "the engine's weights": own * engine,
         },
-        learning={"gradients": trained, "one pass": passes, "attempts": written},
+        learning={"gradients": trained, "rounded weights": rounded, "one pass": passes, "attempts": written},
         writing={"keys and values": own * cache, "attempts": written},
         publishing={"merged model": FP32 * float(shape.parameters) * (recipe.model.lora_rank > 0)},
         others={
