@@ -23,13 +23,13 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (2092, 10),
     "data": (4247, 22),
     "dialogue": (1903, 11),
-    "engines": (4520, 22),
+    "engines": (4569, 22),
     "errors": (105, 1),
     "evaluation": (3469, 20),
     "faults": (617, 4),
     "forecast": (1653, 7),
-    "learning": (3325, 19),
-    "parts": (1813, 9),
+    "learning": (3331, 19),
+    "parts": (1814, 9),
     "protocols": (306, 1),
     "record": (2572, 16),
     "rollout": (1633, 11),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (600, 1),
     "view": (1825, 9),
 }
-CLASSES, FUNCTIONS = 531, 3965
+CLASSES, FUNCTIONS = 532, 3971
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_457, "tests/**/*.py": 50_118}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_457, "tests/**/*.py": 50_159}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
