@@ -130,4 +130,5 @@ def backward_tokens(
 def _entropies(chances_CV: torch.Tensor, everything_CV: torch.Tensor) -> torch.Tensor:
     """[C] nats. Autocast would round the probabilities, their logarithms and the sum to 16 bits."""
     with torch.autocast(chances_CV.device.type, enabled=False):
-        return -torch.linalg.vecdot(chances_CV, everything_CV)
+        sums_C: torch.Tensor = torch.linalg.vecdot(chances_CV, everything_CV)
+    return -sums_C
