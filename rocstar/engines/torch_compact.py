@@ -235,8 +235,9 @@ def needs_blocks(weight: torch.Tensor) -> bool:
 
 
 def in_blocks(product: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-    """tokens [T, in] -> [T, out], BLOCK rows at a time; rows of zeros fill the last block."""
-    blocks = torch.split(F.pad(tokens, (0, 0, 0, -len(tokens) % BLOCK)), BLOCK)
+    """tokens [T, in] -> [T, out], BLOCK rows at a time; rows of zeros fill the last block. Transposed rows round
+    otherwise too, so they are copied."""
+    blocks = torch.split(F.pad(tokens, (0, 0, 0, -len(tokens) % BLOCK)).contiguous(), BLOCK)
     return torch.cat([product(block) for block in blocks])[: len(tokens)]
 
 

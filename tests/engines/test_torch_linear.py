@@ -52,6 +52,8 @@ def test_so_have_products_of_a_models_own_code_in_blocks(out: int, width: int) -
         together = one(tokens)
         for count in (1, 7, 16, 33, 64, 100, 319):
             assert torch.equal(one(tokens[:, -count:]), together[:, -count:]), count
+        transposed = tokens.bfloat16().mT.contiguous().mT  # as convolutions leave them
+        assert torch.equal(one(transposed), together)
 
 
 def test_so_have_products_of_experts_in_blocks() -> None:
