@@ -21,6 +21,7 @@ FORK = Extension(
 ATTENTION = Extension(
     "rocstar.engines._attention",
     ["rocstar/engines/_attention.c"],
+    depends=["rocstar/engines/_attention.h"],
     extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"],
     libraries=["m"],
     optional=True,

@@ -1,7 +1,8 @@
 /* Attention of single tokens over pages of keys and values on a CPU: the compiled twin of `torch_cache._gathered`.
 
    Each token reads the pages of its own sequence where they lie, from the first position in its window up to its own
-   and no further, and always in the same order: its result has the same bits in a long prefill and in a decode step, whoever is computed beside it.
+   and no further, and always in the same order: its result has the same bits in a long prefill and in a decode step,
+   whoever is computed beside it.
 
    Not covered: threads, heads whose width is no multiple of PAGE (the caller takes the twin for them). */
 
@@ -13,19 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAGE 16 /* positions of a page, as in pages.py: the scores of one page fill one AVX-512 register */
+#define PAGE 16 /* positions of a page, as in pages.py */
 #define LEAST -87.0f /* exp is less than the least normal number below it: 0 */
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
 #define INLINE static inline __attribute__((always_inline))
+#define TOGETHER 3 /* queries: four sums of each, a key and a number of a query fill the sixteen registers of AVX2 */
 
-typedef float floats __attribute__((vector_size(4 * PAGE)));
-typedef uint32_t words __attribute__((vector_size(4 * PAGE)));
-typedef uint16_t halves __attribute__((vector_size(2 * PAGE)));
 typedef uint16_t bf16;
 
 struct batch {
@@ -36,29 +30,6 @@ struct batch {
     int64_t table_width, tokens, query_stride, heads, kv_heads, width, window; /* window: 0 for all positions */
     float scaling;
 };
-
-INLINE floats load_float(const float *from)
-{
-    floats x;
-    memcpy(&x, from, sizeof x);
-    return x;
-}
-
-INLINE void store_float(float *to, floats x) { memcpy(to, &x, sizeof x); }
-
-INLINE floats load_bf16(const bf16 *from)
-{
-    halves x;
-    memcpy(&x, from, sizeof x);
-    return (floats)(__builtin_convertvector(x, words) << 16);
-}
-
-INLINE void store_bf16(bf16 *to, floats x) /* to the nearest, ties to even */
-{
-    words bits = (words)x;
-    halves y = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, halves);
-    memcpy(to, &y, sizeof y);
-}
 
 /* exp of LEAST <= x <= 0 as 2^whole * exp(rest), the latter by a polynomial (Cephes); wrong by 1e-7 of it at most */
 INLINE float exponential(float x)
@@ -96,67 +67,38 @@ INLINE void soften(float *scores, int64_t count)
     for (int64_t p = 0; p < count; p++) scores[p] /= sum;
 }
 
-/* `work`: room for the queries, the sums and the scores of the heads that share keys */
-#define DEFINE(NUMBER)                                                                                                 \
-    CLONES static void attend_##NUMBER(const struct batch *b, float *work)                                             \
-    {                                                                                                                  \
-        int64_t groups = b->heads / b->kv_heads, together = groups * b->width, head = b->width * PAGE;                 \
-        float *query = work, *sums = query + together, *scores = sums + together;                                      \
-        for (int64_t t = 0; t < b->tokens; t++) {                                                                      \
-            const int32_t *table = b->tables + b->rows[t] * b->table_width;                                            \
-            int64_t length = b->positions[t] + 1, pages = (length + PAGE - 1) / PAGE;                                  \
-            int64_t from = b->window && length > b->window ? length - b->window : 0, first = from / PAGE;              \
-            for (int64_t k = 0; k < b->kv_heads; k++) {                                                                \
-                const NUMBER *asked = (const NUMBER *)b->queries + t * b->query_stride + k * together;                 \
-                NUMBER *mixed = (NUMBER *)b->mixed + (t * b->kv_heads + k) * together;                                 \
-                for (int64_t d = 0; d < together; d += PAGE) {                                                         \
-                    store_float(query + d, load_##NUMBER(asked + d) * b->scaling);                                     \
-                    store_float(sums + d, (floats){0});                                                                \
-                }                                                                                                      \
-                for (int64_t p = first; p < pages; p++) {                                                              \
-                    const NUMBER *key = (const NUMBER *)b->keys + (table[p] * b->kv_heads + k) * head;                 \
-                    const NUMBER *next =                                                                               \
-                        (const NUMBER *)b->keys + (table[p + 1 < pages ? p + 1 : p] * b->kv_heads + k) * head;         \
-                    for (int64_t d = 0; d < head; d += PAGE) __builtin_prefetch(next + d);                             \
-                    for (int64_t g = 0; g < groups; g++) {                                                             \
-                        const float *q = query + g * b->width;                                                         \
-                        floats s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}; /* four sums hide the time an addition takes */ \
-                        for (int64_t d = 0; d < b->width; d += 4) {                                                    \
-                            s0 += q[d] * load_##NUMBER(key + d * PAGE);                                                \
-                            s1 += q[d + 1] * load_##NUMBER(key + (d + 1) * PAGE);                                      \
-                            s2 += q[d + 2] * load_##NUMBER(key + (d + 2) * PAGE);                                      \
-                            s3 += q[d + 3] * load_##NUMBER(key + (d + 3) * PAGE);                                      \
-                        }                                                                                              \
-                        store_float(scores + (g * pages + p) * PAGE, (s0 + s1) + (s2 + s3));                           \
-                    }                                                                                                  \
-                }                                                                                                      \
-                for (int64_t g = 0; g < groups; g++) {                                                                 \
-                    float *score = scores + g * pages * PAGE;                                                          \
-                    for (int64_t j = first * PAGE; j < from; j++) score[j] = -INFINITY;                                \
-                    for (int64_t j = length; j < pages * PAGE; j++) score[j] = -INFINITY;                              \
-                    soften(score + first * PAGE, (pages - first) * PAGE);                                              \
-                }                                                                                                      \
-                for (int64_t p = first; p < pages; p++) {                                                              \
-                    const NUMBER *value = (const NUMBER *)b->values + (table[p] * b->kv_heads + k) * head;             \
-                    const NUMBER *next =                                                                               \
-                        (const NUMBER *)b->values + (table[p + 1 < pages ? p + 1 : p] * b->kv_heads + k) * head;       \
-                    for (int64_t d = 0; d < head; d += PAGE) __builtin_prefetch(next + d);                             \
-                    int64_t filled = length - p * PAGE < PAGE ? length - p * PAGE : PAGE;                              \
-                    for (int64_t d = 0; d < together; d += PAGE) {                                                     \
-                        const float *score = scores + (d / b->width * pages + p) * PAGE;                               \
-                        floats sum = load_float(sums + d);                                                             \
-                        for (int64_t j = 0; j < filled; j++)                                                           \
-                            sum += score[j] * load_##NUMBER(value + j * b->width + d % b->width);                      \
-                        store_float(sums + d, sum);                                                                    \
-                    }                                                                                                  \
-                }                                                                                                      \
-                for (int64_t d = 0; d < together; d += PAGE) store_##NUMBER(mixed + d, load_float(sums + d));          \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-
-DEFINE(float)
-DEFINE(bf16)
+/* attend_float_16, attend_bf16_16 and so on: the same function in vectors of 16, 8 and 4 numbers. GCC keeps vectors
+   that the processor lacks in memory: with 16 numbers AVX2 took five times as long. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#define LANES 16
+#define TARGET __attribute__((target("arch=x86-64-v4")))
+#define NUMBER float
+#include "_attention.h"
+#define NUMBER bf16
+#include "_attention.h"
+#undef LANES
+#undef TARGET
+#define LANES 8
+#define TARGET __attribute__((target("arch=x86-64-v3")))
+#define NUMBER float
+#include "_attention.h"
+#define NUMBER bf16
+#include "_attention.h"
+#undef LANES
+#undef TARGET
+#define CHOOSE(NUMBER)                                                                                                 \
+    (__builtin_cpu_supports("x86-64-v4")   ? attend_##NUMBER##_16                                                      \
+     : __builtin_cpu_supports("x86-64-v3") ? attend_##NUMBER##_8                                                       \
+                                           : attend_##NUMBER##_4)
+#else
+#define CHOOSE(NUMBER) attend_##NUMBER##_4
+#endif
+#define LANES 4
+#define TARGET
+#define NUMBER float
+#include "_attention.h"
+#define NUMBER bf16
+#include "_attention.h"
 
 static PyObject *attend(PyObject *self, PyObject *arguments)
 {
@@ -183,10 +125,7 @@ static PyObject *attend(PyObject *self, PyObject *arguments)
     float *work = malloc(sizeof(float) * (heads / kv_heads) * (2 * width + longest + PAGE));
     if (!work) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS;
-    if (half)
-        attend_bf16(&b, work);
-    else
-        attend_float(&b, work);
+    (half ? CHOOSE(bf16) : CHOOSE(float))(&b, work);
     Py_END_ALLOW_THREADS;
     free(work);
     Py_RETURN_NONE;
