@@ -69,9 +69,9 @@ INLINE void soften(float *scores, int64_t count)
 
 /* attend_float_16, attend_bf16_16 and so on: the same function in vectors of 16, 8 and 4 numbers. GCC keeps vectors
    that the processor lacks in memory: with 16 numbers AVX2 took five times as long. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#if defined(__x86_64__) && defined(__GNUC__)
 #define LANES 16
-#define TARGET __attribute__((target("arch=x86-64-v4")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
 #define NUMBER float
 #include "_attention.h"
 #define NUMBER bf16
@@ -79,17 +79,18 @@ INLINE void soften(float *scores, int64_t count)
 #undef LANES
 #undef TARGET
 #define LANES 8
-#define TARGET __attribute__((target("arch=x86-64-v3")))
+#define TARGET __attribute__((target("avx2,fma")))
 #define NUMBER float
 #include "_attention.h"
 #define NUMBER bf16
 #include "_attention.h"
 #undef LANES
 #undef TARGET
+#define HAS __builtin_cpu_supports
 #define CHOOSE(NUMBER)                                                                                                 \
-    (__builtin_cpu_supports("x86-64-v4")   ? attend_##NUMBER##_16                                                      \
-     : __builtin_cpu_supports("x86-64-v3") ? attend_##NUMBER##_8                                                       \
-                                           : attend_##NUMBER##_4)
+    (!HAS("avx2") || !HAS("fma") ? attend_##NUMBER##_4                                                                 \
+     : !HAS("avx512bw") || !HAS("avx512dq") || !HAS("avx512vl") ? attend_##NUMBER##_8                                  \
+     : attend_##NUMBER##_16)
 #else
 #define CHOOSE(NUMBER) attend_##NUMBER##_4
 #endif
