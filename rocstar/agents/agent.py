@@ -87,11 +87,7 @@ class Gateway:
 
     def __init__(self) -> None:
         self._attempts: dict[str, AgentAttempt] = {}
-        self.port = 0
-
-    @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        self.port, self.origin = 0, ""
 
     @asynccontextmanager
     async def opened(self, attempt: AgentAttempt) -> AsyncIterator[str]:
@@ -102,6 +98,7 @@ class Gateway:
             self._server = listen.quiet_server(app_of(self._attempts.get), **SERVING)
             self._serving = asyncio.create_task(self._server.serve(sockets=[place]))
             self.port = place.getsockname()[1]
+            self.origin = f"http://127.0.0.1:{self.port}"
         self._attempts[key] = attempt
         try:
             yield key
@@ -379,33 +376,29 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
 async def _walled(
     words: Sequence[str], reads: Sequence[str], home: str, gateway: Gateway, given: bytes, environment: dict[str, str]
 ) -> tuple[int, str, str]:
-    """`run_to_end` in a sandbox, inside which the gateway answers too. Raises OSError if it can't be built."""
+    """`run_to_end` in a sandbox, whose socket it sends us for the gateway. Raises OSError if it can't be built."""
     ours, theirs = socket.socketpair()
-    with theirs:
-        behind = walled.command(words, theirs.fileno(), gateway.port, home, reads)
-        answering = asyncio.create_task(_answered(ours, gateway))
+    listening: list[asyncio.Task[asyncio.Server]] = []
+    loop = asyncio.get_running_loop()
+
+    def listen_inside() -> None:
+        loop.remove_reader(ours)
+        for sent in socket.recv_fds(ours, 1, 1)[1]:
+            listening.append(loop.create_task(gateway.listen(socket.socket(fileno=sent))))
+
+    with ours, theirs:
+        loop.add_reader(ours, listen_inside)
         try:
+            behind = walled.command(words, theirs.fileno(), gateway.port, home, reads)
             passed = {"env": environment, "pass_fds": [theirs.fileno()]}
             ended = await run_to_end(*behind, given=given, ends=signal.SIGTERM, **passed)
         finally:
-            theirs.shutdown(socket.SHUT_RDWR)  # sent data is still readable, and no more will come
-            is_built = await asyncio.shield(answering)
-    if not is_built:
+            loop.remove_reader(ours)
+            for one in listening:
+                one.add_done_callback(lambda done: done.result().close())
+    if not listening:
         raise OSError(ended[2].rpartition("\n")[2])
     return ended
-
-
-async def _answered(ours: socket.socket, gateway: Gateway) -> bool:
-    """Let the gateway answer on the socket received from inside the sandbox, until the other end is shut. False: no
-    sandbox was built."""
-    with ours:
-        _, sent, *_ = await asyncio.to_thread(socket.recv_fds, ours, 1, 1)
-        if sent:
-            ours.setblocking(False)
-            listening = await gateway.listen(socket.socket(fileno=sent[0]))
-            await asyncio.get_running_loop().sock_recv(ours, 1)
-            listening.close()
-    return bool(sent)
 
 
 def _environment(client: Client, home: str) -> dict[str, str]:
