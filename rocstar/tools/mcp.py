@@ -227,7 +227,11 @@ class _Connection:
         try:
             async with AsyncExitStack() as stack:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
-                    transport = self._asked(self._server.url) if self._server.url else self._started()
+                    transport = self._started()
+                    if url := self._server.url:
+                        limits = httpx2.Timeout(30.0, read=300.0)  # as the package's own
+                        http = await stack.enter_async_context(_Http(timeout=limits))
+                        transport = streamable_http_client(url, http_client=http, max_sse_event_size=MAX_LINE)
                     self._client = await stack.enter_async_context(Client(transport, cache=None))
                     await self.specs()
                 for call in calls_made:
@@ -244,20 +248,11 @@ class _Connection:
             self.begun.set()
 
     @asynccontextmanager
-    async def _asked(self, url: str) -> AsyncIterator[TransportStreams]:
-        """A server at an address."""
-        async with (
-            _Http(timeout=httpx2.Timeout(30.0, read=300.0)) as http,  # as the package's own
-            streamable_http_client(url, http_client=http, max_sse_event_size=MAX_LINE) as streams,
-        ):
-            yield streams
-
-    @asynccontextmanager
     async def _started(self) -> AsyncIterator[TransportStreams]:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
         to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
         to_server, from_client = create_memory_object_stream[SessionMessage]()
-        unanswered: set[str] = set()
+        unanswered: set[str | None] = set()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
         words = tree.command(*self._server.command)  # its children would keep the pipes open
         async with process_group(*words, ends=signal.SIGTERM, **pipes) as process:
@@ -267,16 +262,12 @@ class _Connection:
             async def read() -> None:
                 async with to_client:
                     while line := await self._line(stdout):
-                        with suppress(ValueError):
-                            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                            if not hasattr(message, "id"):
-                                continue  # a notification, which nothing here reads; the client takes 0.2 ms for each
-                            answered = "" if hasattr(message, "method") else str(message.id)
-                            if answered in ("", *unanswered):
-                                unanswered.discard(answered)
-                                await to_client.send(SessionMessage(message))
-                                continue
-                        self._garbled += 1
+                        message, answered = _message(line)
+                        if message is None or answered not in (None, *unanswered):
+                            self._garbled += 1
+                        elif hasattr(message, "id"):  # nothing here reads notifications; the client takes 0.2 ms each
+                            unanswered.discard(answered)
+                            await to_client.send(SessionMessage(message))
 
             async def read_errors() -> None:
                 while some := await stderr.read(4096):
@@ -331,7 +322,7 @@ class _Http(httpx2.AsyncClient):
                 if len(body) > MAX_LINE:
                     break
         headers.pop("content-encoding", None)
-        if answer.is_success and asked is not None and str(asked) != str(_answered(body)):
+        if answer.is_success and asked is not None and str(asked) != _message(body)[1]:
             error = {"code": mcp.types.INTERNAL_ERROR, "message": NO_ANSWER}
             body[:] = json.dumps({"jsonrpc": "2.0", "id": asked, "error": error}).encode()
         whole = httpx2.Response(answer.status_code, headers=headers, content=bytes(body), request=request)
@@ -339,12 +330,12 @@ class _Http(httpx2.AsyncClient):
         return whole
 
 
-def _answered(line: bytes | bytearray) -> Any:
-    """The id of the request that a message answers, if it does."""
+def _message(line: bytes | bytearray) -> tuple[Any, str | None]:
+    """(a JSON-RPC message, None if it is none; the id of the request that it answers, if it does)."""
     with suppress(ValueError):
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-        return None if hasattr(message, "method") else message.id
-    return None
+        return message, None if hasattr(message, "method") else str(message.id)
+    return None, None
 
 
 def _spec(tool: mcp.Tool) -> ToolSpec:
