@@ -12,11 +12,7 @@ ended attempt, are refused.
     POST /v1/chat/completions, /v1/responses, /v1/messages    see wire.py
     POST /v1/tools/NAME    one of the recipe's tools: its arguments as a JSON object; its output as `content`
 
-A returned text is judged in place of the model's last text; a returned number is the reward, as is that of a dict
-`{"reward": ...}`, whose other numbers are the reward's parts; a program prints `{"answer": ...}` or such a dict as its
-last line. An agent that raises, exits with another code than 0 or does not end in time ends its attempt (AGENT_FAILED,
-AGENT_TIMEOUT), which is judged by the model's text, or as wrong if `rollout.truncated` makes cut attempts wrong.
-Source: ours."""
+docs/agents.md says what the agent's answer counts as, and how an attempt ends. Source: ours."""
 
 from __future__ import annotations
 
