@@ -22,14 +22,13 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import httpx2
 import mcp
-from anyio import create_memory_object_stream, create_task_group
 from jsonschema.validators import validator_for
 from mcp.client._transport import TransportStreams
 from mcp.client.client import Client
@@ -166,15 +165,16 @@ class _Server:
             await asyncio.wait([connection.task], timeout=CLOSE_SECONDS)
 
 
-class _Connection:
-    """A started server and its client. Its own task holds them, because the package's contexts must be exited in the
-    task that entered them. If it is never retired, the end of the event loop ends it."""
+class _Connection(AbstractAsyncContextManager["_Connection", None]):
+    """A started server and its client, whose two streams it is if the server is a program. Its own task holds them,
+    because the package's contexts must be exited in the task that entered them. If it is never retired, the end of the
+    event loop ends it."""
 
     def __init__(self, server: _Server) -> None:
         self.retired = False  # then it ends with its last user
         self.begun = asyncio.Event()
         self.failed: Unavailable | None = Unavailable(f"{server.said} was closed before it had started")
-        self._server, self._errors = server, b""
+        self._server, self._errors, self._unanswered = server, b"", set[str | None]()
         self.users = self._garbled = 0
         self.task = asyncio.create_task(self._live(tuple(server.made)))
 
@@ -250,53 +250,51 @@ class _Connection:
     @asynccontextmanager
     async def _started(self) -> AsyncIterator[TransportStreams]:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
-        to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
-        to_server, from_client = create_memory_object_stream[SessionMessage]()
-        unanswered: set[str | None] = set()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
         words = tree.command(*self._server.command)  # its children would keep the pipes open
         async with process_group(*words, ends=signal.SIGTERM, **pipes) as process:
             assert process.stdin and process.stdout and process.stderr
-            stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+            self._stdin, self._stdout = process.stdin, process.stdout
+            reading = asyncio.create_task(self._read_errors(process.stderr))
+            try:
+                yield self, self
+            finally:
+                process.stdin.close()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), END_SECONDS)
+                reading.cancel()
 
-            async def read() -> None:
-                async with to_client:
-                    while line := await self._line(stdout):
-                        message, answered = _message(line)
-                        if message is None or answered not in (None, *unanswered):
-                            self._garbled += 1
-                        elif hasattr(message, "id"):  # nothing here reads notifications; the client takes 0.2 ms each
-                            unanswered.discard(answered)
-                            await to_client.send(SessionMessage(message))
+    async def _read_errors(self, stderr: asyncio.StreamReader) -> None:
+        while some := await stderr.read(4096):
+            self._errors = (self._errors + some)[-4096:]
 
-            async def read_errors() -> None:
-                while some := await stderr.read(4096):
-                    self._errors = (self._errors + some)[-4096:]
+    async def send(self, sent: SessionMessage) -> None:
+        if hasattr(sent.message, "method"):
+            self._unanswered.add(str(getattr(sent.message, "id", "")))
+        self._stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+        await self._stdin.drain()
 
-            async def write() -> None:
-                async for sent in from_client:
-                    if hasattr(sent.message, "method"):
-                        unanswered.add(str(getattr(sent.message, "id", "")))
-                    stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-                    await stdin.drain()
-
-            async with from_server, to_server, from_client, create_task_group() as pumps:
-                for pump in (read, read_errors, write):
-                    pumps.start_soon(pump)
-                try:
-                    yield from_server, to_server
-                finally:
-                    stdin.close()
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(process.wait(), END_SECONDS)
-                    pumps.cancel_scope.cancel()
-
-    async def _line(self, stdout: asyncio.StreamReader) -> bytes:
+    async def receive(self) -> SessionMessage:
         try:
-            return await stdout.readline()
-        except ValueError:  # too long
+            while line := await self._stdout.readline():
+                message, answered = _message(line)
+                if message is None or answered not in (None, *self._unanswered):
+                    self._garbled += 1
+                elif hasattr(message, "id"):  # nothing here reads notifications; the client takes 0.2 ms for each
+                    self._unanswered.discard(answered)
+                    return SessionMessage(message)
+        except ValueError:  # of `readline`
             self._errors += f"\na line above {MAX_LINE >> 20} MiB".encode()
-            return b""
+        raise StopAsyncIteration
+
+    __anext__ = receive
+
+    def __aiter__(self) -> _Connection:
+        return self
+
+    async def aclose(self) -> None: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
 
     def _outage(self, error: BaseException) -> Unavailable:
         while isinstance(error, BaseExceptionGroup):  # of the client's tasks
