@@ -50,17 +50,7 @@ from rocstar.errors import ConfigError, DataError, Unavailable, is_shortage
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
 from rocstar.sandbox.walls.folders import FILE_BYTES, remove
-from rocstar.support import listen
-from rocstar.support.plugins import (
-    TICKS,
-    PathLike,
-    check_call,
-    copied,
-    is_function,
-    load,
-    raised_by,
-    run_in_daemon_thread,
-)
+from rocstar.support import listen, plugins
 from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
@@ -205,7 +195,7 @@ class GatewayAgent:
         roller.note(name, "an agent")
         try:
             async with self._places, self._gateway.opened(attempt) as key:
-                row = {"answer": problem.answer} | copied(dict(problem.metadata))
+                row = {"answer": problem.answer} | plugins.copied(dict(problem.metadata))
                 given, stop, why = await self._ended(Client(self._gateway, key, attempt, row))
                 await attempt.end(self._seconds)
         finally:
@@ -231,7 +221,7 @@ class GatewayAgent:
         try:
             while not running.done() and (rest := attempt.ends - (attempt.since or time.monotonic())) > 0:
                 # At most a tick passes while the run is stopped or busy, and no time while the run answers it.
-                tick = inf if attempt.since else min(rest, self._seconds / TICKS)
+                tick = inf if attempt.since else min(rest, self._seconds / plugins.TICKS)
                 asked, timeout = time.monotonic(), tick if tick < inf else None
                 await asyncio.wait([running, *attempt.asking], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 attempt.ends += max(0.0, time.monotonic() - asked - tick)
@@ -279,14 +269,14 @@ class GatewayAgent:
 
 
 def agent_named(
-    reference: str, rollout: RolloutSection, *, right_above: float, folders: Sequence[PathLike] = ()
+    reference: str, rollout: RolloutSection, *, right_above: float, folders: Sequence[plugins.PathLike] = ()
 ) -> GatewayAgent:
     """The agent that `rollout.agent` names. right_above: a larger reward from it is RIGHT. Raises ConfigError."""
     setting = f"rollout.agent = {reference!r}"
     bound: int | None = rollout.agents_at_once
-    if is_function(reference):
-        function = load(reference, folders=folders, setting="rollout.agent")
-        check_call(function, ("problem", "client"), said=setting)
+    if plugins.is_function(reference):
+        function = plugins.load(reference, folders=folders, setting="rollout.agent")
+        plugins.check_call(function, ("problem", "client"), said=setting)
         bound = None if inspect.iscoroutinefunction(function) else bound
         runs = partial(by_function, function)
     else:
@@ -328,11 +318,11 @@ async def by_function(function: Any, client: Client) -> Any:
     try:
         if inspect.iscoroutinefunction(function):
             return await call()
-        return await asyncio.wrap_future(run_in_daemon_thread(call, "agent"))
+        return await asyncio.wrap_future(plugins.run_in_daemon_thread(call, "agent"))
     except Unavailable:
         raise
     except (Exception, SystemExit) as error:
-        raise (Unavailable if is_shortage(error) else AgentFailed)(raised_by(function, error)) from error
+        raise (Unavailable if is_shortage(error) else AgentFailed)(plugins.raised_by(function, error)) from error
 
 
 async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: Client) -> Any:
