@@ -12,11 +12,7 @@ ended attempt, are refused.
     POST /v1/chat/completions, /v1/responses, /v1/messages    see wire.py
     POST /v1/tools/NAME    one of the recipe's tools: its arguments as a JSON object; its output as `content`
 
-A returned text is judged in place of the model's last text; a returned number is the reward, as is that of a dict
-`{"reward": ...}`, whose other numbers are the reward's parts; a program prints `{"answer": ...}` or such a dict as its
-last line. An agent that raises, exits with another code than 0 or does not end in time ends its attempt (AGENT_FAILED,
-AGENT_TIMEOUT), which is judged by the model's text, or as wrong if `rollout.truncated` makes cut attempts wrong.
-Source: ours."""
+docs/agents.md says what the agent's answer counts as, and how an attempt ends. Source: ours."""
 
 from __future__ import annotations
 
@@ -54,17 +50,7 @@ from rocstar.errors import ConfigError, DataError, Unavailable, is_shortage
 from rocstar.rollout.collect import Roller, verified
 from rocstar.sandbox import container, walled
 from rocstar.sandbox.walls.folders import FILE_BYTES, remove
-from rocstar.support import listen
-from rocstar.support.plugins import (
-    TICKS,
-    PathLike,
-    check_call,
-    copied,
-    is_function,
-    load,
-    raised_by,
-    run_in_daemon_thread,
-)
+from rocstar.support import listen, plugins
 from rocstar.support.processes import how_ended, run_to_end, words_of
 from rocstar.types import Completion, Finish, FormatFacts, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 
@@ -87,11 +73,7 @@ class Gateway:
 
     def __init__(self) -> None:
         self._attempts: dict[str, AgentAttempt] = {}
-        self.port = 0
-
-    @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        self.port, self.origin = 0, ""
 
     @asynccontextmanager
     async def opened(self, attempt: AgentAttempt) -> AsyncIterator[str]:
@@ -102,6 +84,7 @@ class Gateway:
             self._server = listen.quiet_server(app_of(self._attempts.get), **SERVING)
             self._serving = asyncio.create_task(self._server.serve(sockets=[place]))
             self.port = place.getsockname()[1]
+            self.origin = f"http://127.0.0.1:{self.port}"
         self._attempts[key] = attempt
         try:
             yield key
@@ -212,7 +195,7 @@ class GatewayAgent:
         roller.note(name, "an agent")
         try:
             async with self._places, self._gateway.opened(attempt) as key:
-                row = {"answer": problem.answer} | copied(dict(problem.metadata))
+                row = {"answer": problem.answer} | plugins.copied(dict(problem.metadata))
                 given, stop, why = await self._ended(Client(self._gateway, key, attempt, row))
                 await attempt.end(self._seconds)
         finally:
@@ -238,7 +221,7 @@ class GatewayAgent:
         try:
             while not running.done() and (rest := attempt.ends - (attempt.since or time.monotonic())) > 0:
                 # At most a tick passes while the run is stopped or busy, and no time while the run answers it.
-                tick = inf if attempt.since else min(rest, self._seconds / TICKS)
+                tick = inf if attempt.since else min(rest, self._seconds / plugins.TICKS)
                 asked, timeout = time.monotonic(), tick if tick < inf else None
                 await asyncio.wait([running, *attempt.asking], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 attempt.ends += max(0.0, time.monotonic() - asked - tick)
@@ -286,14 +269,14 @@ class GatewayAgent:
 
 
 def agent_named(
-    reference: str, rollout: RolloutSection, *, right_above: float, folders: Sequence[PathLike] = ()
+    reference: str, rollout: RolloutSection, *, right_above: float, folders: Sequence[plugins.PathLike] = ()
 ) -> GatewayAgent:
     """The agent that `rollout.agent` names. right_above: a larger reward from it is RIGHT. Raises ConfigError."""
     setting = f"rollout.agent = {reference!r}"
     bound: int | None = rollout.agents_at_once
-    if is_function(reference):
-        function = load(reference, folders=folders, setting="rollout.agent")
-        check_call(function, ("problem", "client"), said=setting)
+    if plugins.is_function(reference):
+        function = plugins.load(reference, folders=folders, setting="rollout.agent")
+        plugins.check_call(function, ("problem", "client"), said=setting)
         bound = None if inspect.iscoroutinefunction(function) else bound
         runs = partial(by_function, function)
     else:
@@ -335,11 +318,11 @@ async def by_function(function: Any, client: Client) -> Any:
     try:
         if inspect.iscoroutinefunction(function):
             return await call()
-        return await asyncio.wrap_future(run_in_daemon_thread(call, "agent"))
+        return await asyncio.wrap_future(plugins.run_in_daemon_thread(call, "agent"))
     except Unavailable:
         raise
     except (Exception, SystemExit) as error:
-        raise (Unavailable if is_shortage(error) else AgentFailed)(raised_by(function, error)) from error
+        raise (Unavailable if is_shortage(error) else AgentFailed)(plugins.raised_by(function, error)) from error
 
 
 async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: Client) -> Any:
@@ -379,33 +362,29 @@ async def by_program(words: Sequence[str], reads: Sequence[str] | None, client: 
 async def _walled(
     words: Sequence[str], reads: Sequence[str], home: str, gateway: Gateway, given: bytes, environment: dict[str, str]
 ) -> tuple[int, str, str]:
-    """`run_to_end` in a sandbox, inside which the gateway answers too. Raises OSError if it can't be built."""
+    """`run_to_end` in a sandbox, whose socket it sends us for the gateway. Raises OSError if it can't be built."""
     ours, theirs = socket.socketpair()
-    with theirs:
-        behind = walled.command(words, theirs.fileno(), gateway.port, home, reads)
-        answering = asyncio.create_task(_answered(ours, gateway))
+    listening: list[asyncio.Task[asyncio.Server]] = []
+    loop = asyncio.get_running_loop()
+
+    def listen_inside() -> None:
+        loop.remove_reader(ours)
+        for sent in socket.recv_fds(ours, 1, 1)[1]:
+            listening.append(loop.create_task(gateway.listen(socket.socket(fileno=sent))))
+
+    with ours, theirs:
+        loop.add_reader(ours, listen_inside)
         try:
+            behind = walled.command(words, theirs.fileno(), gateway.port, home, reads)
             passed = {"env": environment, "pass_fds": [theirs.fileno()]}
             ended = await run_to_end(*behind, given=given, ends=signal.SIGTERM, **passed)
         finally:
-            theirs.shutdown(socket.SHUT_RDWR)  # sent data is still readable, and no more will come
-            is_built = await asyncio.shield(answering)
-    if not is_built:
+            loop.remove_reader(ours)
+            for one in listening:
+                one.add_done_callback(lambda done: done.result().close())
+    if not listening:
         raise OSError(ended[2].rpartition("\n")[2])
     return ended
-
-
-async def _answered(ours: socket.socket, gateway: Gateway) -> bool:
-    """Let the gateway answer on the socket received from inside the sandbox, until the other end is shut. False: no
-    sandbox was built."""
-    with ours:
-        _, sent, *_ = await asyncio.to_thread(socket.recv_fds, ours, 1, 1)
-        if sent:
-            ours.setblocking(False)
-            listening = await gateway.listen(socket.socket(fileno=sent[0]))
-            await asyncio.get_running_loop().sock_recv(ours, 1)
-            listening.close()
-    return bool(sent)
 
 
 def _environment(client: Client, home: str) -> dict[str, str]:

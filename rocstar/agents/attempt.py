@@ -154,15 +154,17 @@ class AgentAttempt:
 
     def trajectory(self, index: int, stop: Stop | None, why: str | None, seconds: float) -> Trajectory:
         """The trajectory, not yet verified. stop, why: how the agent ended, and its description; None: normally."""
-        prompt, turns = self._said.turns()
+        turns = [turn for thread in self._said.threads for turn in thread.turns]  # the last answered one at the end
+        prompt = turns[0].prompt_ids if turns else self._opening
+        turns[:1] = [replace(turn, prompt_ids=()) for turn in turns[:1]]
         # Past a limit: it failed because of our refusal, or after a cut answer.
         limited = stop is Stop.AGENT_FAILED and self.stop is not Stop.ANSWERED
         ended = self.stop if stop is None or limited else stop
         return Trajectory(
             problem_id=self.problem.id,
             index=index,
-            prompt_ids=prompt or self._opening,
-            turns=turns,
+            prompt_ids=prompt,
+            turns=tuple(turns),
             stop=ended if self.fault is None else Stop.ENVIRONMENT_FAILED,
             fault=self.fault or (None if limited and self.refused else why),
             seconds=seconds,
@@ -183,46 +185,38 @@ class AgentAttempt:
         return AttemptOver(f"the request has {tokens} tokens; rollout.max_response_tokens leaves room for {room}")
 
     async def _continued(self, thread: Thread, chat: Chat, most: int | None, stops: Sequence[str]) -> Answer:
+        """Turn a completion of `thread.asked` into an answer, and record it. Raises AttemptOver, Unavailable."""
+        conversation, ids = self._conversation, thread.asked
         try:
-            sent = time.monotonic()
-            completion = await self._sampled(thread, self._how(thread.asked, most))
+            if (room := self._room - len(ids)) <= 0:
+                raise self._no_room(len(ids), self._room)
+            again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1
+            seed = seed_for(self._sampling.seed, again, *ids)  # independent of other requests under way
+            sent, most = time.monotonic(), min(room, most or room)
+            whole = await self._sampled(thread, replace(self._sampling, max_new_tokens=most, seed=seed))
+            seconds = time.monotonic() - sent
             self._refuse_late()
-            return self._answer(thread, chat, completion, stops, time.monotonic() - sent)
+            if whole.finish is Finish.ABORTED:
+                raise EngineUnavailable("the completion was aborted before the model had ended it")
+            if not whole.token_ids:
+                raise self._no_room(len(ids), len(ids))
+            completion, text = self._before(whole, stops)
+            calls = typed(conversation.template.calls, text, self._calls, chat.tools) if chat.tools else []
+            if not all(_is_sound(call) for call in calls):
+                calls = []  # the agent reads the raw text
+            self._calls += len(calls)
+            message = Message(
+                role=Role.ASSISTANT,
+                content=conversation.template.calls.strip(text).strip() if calls else text,
+                calls=tuple((call.tool, call.arguments) for call in calls),
+            )
+            turn = Turn(completion=completion, calls=tuple(calls), engine_seconds=seconds)
+            self._said.answered(thread, chat, message, turn)
+            cut = completion.finish is Finish.LENGTH
+            self.stop, self.refused = Stop.MAX_TOKENS if cut else Stop.ANSWERED, False
+            return Answer(message, tuple(calls), cut, len(ids), len(completion.token_ids))
         finally:
             thread.asked = ()
-
-    def _how(self, ids: tuple[int, ...], most: int | None) -> Sampling:
-        """The sampling for these tokens. Raises AttemptOver."""
-        if (room := self._room - len(ids)) <= 0:
-            raise self._no_room(len(ids), self._room)
-        again, self._seen[ids] = self._seen[ids], self._seen[ids] + 1
-        seed = seed_for(self._sampling.seed, again, *ids)  # independent of other requests under way
-        return replace(self._sampling, max_new_tokens=min(room, most or room), seed=seed)
-
-    def _answer(
-        self, thread: Thread, chat: Chat, completion: Completion, stops: Sequence[str], seconds: float
-    ) -> Answer:
-        """Turn a completion into an answer, and record it. seconds: its duration."""
-        conversation, ids = self._conversation, thread.asked
-        if completion.finish is Finish.ABORTED:
-            raise EngineUnavailable("the completion was aborted before the model had ended it")
-        if not completion.token_ids:
-            raise self._no_room(len(ids), len(ids))
-        cut_completion, text = self._before(completion, stops)
-        calls = typed(conversation.template.calls, text, self._calls, chat.tools) if chat.tools else []
-        if not all(_is_sound(call) for call in calls):
-            calls = []  # the agent reads the raw text
-        self._calls += len(calls)
-        message = Message(
-            role=Role.ASSISTANT,
-            content=conversation.template.calls.strip(text).strip() if calls else text,
-            calls=tuple((call.tool, call.arguments) for call in calls),
-        )
-        turn = Turn(completion=cut_completion, calls=tuple(calls), engine_seconds=seconds)
-        self._said.answered(thread, chat, message, turn)
-        cut = cut_completion.finish is Finish.LENGTH
-        self.stop, self.refused = Stop.MAX_TOKENS if cut else Stop.ANSWERED, False
-        return Answer(message, tuple(calls), cut, len(ids), len(cut_completion.token_ids))
 
     async def _sampled(self, thread: Thread, sampling: Sampling) -> Completion:
         """Continue a conversation. Engines keep the cache of a conversation that waits for its next request, so an
@@ -274,16 +268,17 @@ class AgentAttempt:
             raise
 
     def _give_up(self, asking: asyncio.Task[Any]) -> None:
-        if self.asking[asking] == inf:
-            self.asking[asking] = time.monotonic()
-            asyncio.get_running_loop().call_later(FIRST_LOOK_SECONDS, self._look_at, asking)
+        """Cancel a request to the model once its engine has made progress or is lost."""
 
-    def _look_at(self, asking: asyncio.Task[Any]) -> None:
-        """Cancel a request that was given up, once its engine has made progress or is lost."""
-        if (request := asking.get_name()) in self._engine.load().standing:
-            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_at, asking)
-        elif request:
-            asking.cancel()
+        def look() -> None:
+            if (request := asking.get_name()) in self._engine.load().standing:
+                loop.call_later(LOOK_SECONDS, look)
+            elif request:
+                asking.cancel()
+
+        if self.asking[asking] == inf:
+            self.asking[asking], loop = time.monotonic(), asyncio.get_running_loop()
+            loop.call_later(FIRST_LOOK_SECONDS, look)
 
     def _held_no_more(self, asking: asyncio.Task[Any]) -> None:
         del self.asking[asking]
@@ -399,13 +394,6 @@ class Conversations:
         results = (*last.results, replace(result, call_id=calls[done].id))
         seconds = (last.tool_seconds or 0.0) + result.run_seconds
         latest.turns[-1] = replace(last, calls=tuple(calls), results=results, tool_seconds=seconds)
-
-    def turns(self) -> tuple[tuple[int, ...], tuple[Turn, ...]]:
-        """(first prompt, turns) of all conversations in sequence, the one answered last at the end."""
-        turns = [turn for thread in self.threads for turn in thread.turns]
-        if not turns:
-            return (), ()
-        return turns[0].prompt_ids, (replace(turns[0], prompt_ids=()), *turns[1:])
 
 
 FOLLOWS: Mapping[Role | None, tuple[Role, ...]] = {

@@ -106,16 +106,16 @@ class FaultyServer:
         app = Starlette(routes=[WebSocketRoute("/v1/frames", self._frames), http])
         # Closing an idle client's connection would be a fault that was not injected.
         self._config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_keep_alive=3600)
-        self._state, self._port, self._changing = ServerState(), 0, asyncio.Lock()
+        self._state, self._port = ServerState(), 0
 
     async def __aenter__(self) -> Self:
         await self._start()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        async with self._changing:
-            self._end()
-        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        self._end()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)  # one that refuses starts it once more
+        self._end()
 
     async def _start(self) -> None:
         connected = partial(HttpToolsProtocol, self._config, self._state, {})
@@ -139,10 +139,9 @@ class FaultyServer:
         if misdeed == "gone":
             self._end()
         if misdeed == "refuses":
-            async with self._changing:
-                self._end()
-                await asyncio.sleep(AWAY_SECONDS)
-                await self._start()
+            self._end()
+            await asyncio.sleep(AWAY_SECONDS)
+            await self._start()
         if misdeed == "late":
             await asyncio.sleep(LATE_SECONDS)
         return misdeed

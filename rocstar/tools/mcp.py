@@ -22,14 +22,13 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import httpx2
 import mcp
-from anyio import create_memory_object_stream, create_task_group
 from jsonschema.validators import validator_for
 from mcp.client._transport import TransportStreams
 from mcp.client.client import Client
@@ -166,15 +165,16 @@ class _Server:
             await asyncio.wait([connection.task], timeout=CLOSE_SECONDS)
 
 
-class _Connection:
-    """A started server and its client. Its own task holds them, because the package's contexts must be exited in the
-    task that entered them. If it is never retired, the end of the event loop ends it."""
+class _Connection(AbstractAsyncContextManager["_Connection", None]):
+    """A started server and its client, whose two streams it is if the server is a program. Its own task holds them,
+    because the package's contexts must be exited in the task that entered them. If it is never retired, the end of the
+    event loop ends it."""
 
     def __init__(self, server: _Server) -> None:
         self.retired = False  # then it ends with its last user
         self.begun = asyncio.Event()
         self.failed: Unavailable | None = Unavailable(f"{server.said} was closed before it had started")
-        self._server, self._errors = server, b""
+        self._server, self._errors, self._unanswered = server, b"", set[str | None]()
         self.users = self._garbled = 0
         self.task = asyncio.create_task(self._live(tuple(server.made)))
 
@@ -227,7 +227,11 @@ class _Connection:
         try:
             async with AsyncExitStack() as stack:
                 async with self._server.starts, asyncio.timeout(START_SECONDS) as limit:
-                    transport = self._asked(self._server.url) if self._server.url else self._started()
+                    transport = self._started()
+                    if url := self._server.url:
+                        limits = httpx2.Timeout(30.0, read=300.0)  # as the package's own
+                        http = await stack.enter_async_context(_Http(timeout=limits))
+                        transport = streamable_http_client(url, http_client=http, max_sse_event_size=MAX_LINE)
                     self._client = await stack.enter_async_context(Client(transport, cache=None))
                     await self.specs()
                 for call in calls_made:
@@ -244,68 +248,53 @@ class _Connection:
             self.begun.set()
 
     @asynccontextmanager
-    async def _asked(self, url: str) -> AsyncIterator[TransportStreams]:
-        """A server at an address."""
-        async with (
-            _Http(timeout=httpx2.Timeout(30.0, read=300.0)) as http,  # as the package's own
-            streamable_http_client(url, http_client=http, max_sse_event_size=MAX_LINE) as streams,
-        ):
-            yield streams
-
-    @asynccontextmanager
     async def _started(self) -> AsyncIterator[TransportStreams]:
         """A server on stdin and stdout, which the package's own transport may leave behind when the event loop ends."""
-        to_client, from_server = create_memory_object_stream[SessionMessage | Exception]()
-        to_server, from_client = create_memory_object_stream[SessionMessage]()
-        unanswered: set[str] = set()
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
         words = tree.command(*self._server.command)  # its children would keep the pipes open
         async with process_group(*words, ends=signal.SIGTERM, **pipes) as process:
             assert process.stdin and process.stdout and process.stderr
-            stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+            self._stdin, self._stdout = process.stdin, process.stdout
+            reading = asyncio.create_task(self._read_errors(process.stderr))
+            try:
+                yield self, self
+            finally:
+                process.stdin.close()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), END_SECONDS)
+                reading.cancel()
 
-            async def read() -> None:
-                async with to_client:
-                    while line := await self._line(stdout):
-                        with suppress(ValueError):
-                            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                            if not hasattr(message, "id"):
-                                continue  # a notification, which nothing here reads; the client takes 0.2 ms for each
-                            answered = "" if hasattr(message, "method") else str(message.id)
-                            if answered in ("", *unanswered):
-                                unanswered.discard(answered)
-                                await to_client.send(SessionMessage(message))
-                                continue
-                        self._garbled += 1
+    async def _read_errors(self, stderr: asyncio.StreamReader) -> None:
+        while some := await stderr.read(4096):
+            self._errors = (self._errors + some)[-4096:]
 
-            async def read_errors() -> None:
-                while some := await stderr.read(4096):
-                    self._errors = (self._errors + some)[-4096:]
+    async def send(self, sent: SessionMessage) -> None:
+        if hasattr(sent.message, "method"):
+            self._unanswered.add(str(getattr(sent.message, "id", "")))
+        self._stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+        await self._stdin.drain()
 
-            async def write() -> None:
-                async for sent in from_client:
-                    if hasattr(sent.message, "method"):
-                        unanswered.add(str(getattr(sent.message, "id", "")))
-                    stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-                    await stdin.drain()
-
-            async with from_server, to_server, from_client, create_task_group() as pumps:
-                for pump in (read, read_errors, write):
-                    pumps.start_soon(pump)
-                try:
-                    yield from_server, to_server
-                finally:
-                    stdin.close()
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(process.wait(), END_SECONDS)
-                    pumps.cancel_scope.cancel()
-
-    async def _line(self, stdout: asyncio.StreamReader) -> bytes:
+    async def receive(self) -> SessionMessage:
         try:
-            return await stdout.readline()
-        except ValueError:  # too long
+            while line := await self._stdout.readline():
+                message, answered = _message(line)
+                if message is None or answered not in (None, *self._unanswered):
+                    self._garbled += 1
+                elif hasattr(message, "id"):  # nothing here reads notifications; the client takes 0.2 ms for each
+                    self._unanswered.discard(answered)
+                    return SessionMessage(message)
+        except ValueError:  # of `readline`
             self._errors += f"\na line above {MAX_LINE >> 20} MiB".encode()
-            return b""
+        raise StopAsyncIteration
+
+    __anext__ = receive
+
+    def __aiter__(self) -> _Connection:
+        return self
+
+    async def aclose(self) -> None: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
 
     def _outage(self, error: BaseException) -> Unavailable:
         while isinstance(error, BaseExceptionGroup):  # of the client's tasks
@@ -331,7 +320,7 @@ class _Http(httpx2.AsyncClient):
                 if len(body) > MAX_LINE:
                     break
         headers.pop("content-encoding", None)
-        if answer.is_success and asked is not None and str(asked) != str(_answered(body)):
+        if answer.is_success and asked is not None and str(asked) != _message(body)[1]:
             error = {"code": mcp.types.INTERNAL_ERROR, "message": NO_ANSWER}
             body[:] = json.dumps({"jsonrpc": "2.0", "id": asked, "error": error}).encode()
         whole = httpx2.Response(answer.status_code, headers=headers, content=bytes(body), request=request)
@@ -339,12 +328,12 @@ class _Http(httpx2.AsyncClient):
         return whole
 
 
-def _answered(line: bytes | bytearray) -> Any:
-    """The id of the request that a message answers, if it does."""
+def _message(line: bytes | bytearray) -> tuple[Any, str | None]:
+    """(a JSON-RPC message, None if it is none; the id of the request that it answers, if it does)."""
     with suppress(ValueError):
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-        return None if hasattr(message, "method") else message.id
-    return None
+        return message, None if hasattr(message, "method") else str(message.id)
+    return None, None
 
 
 def _spec(tool: mcp.Tool) -> ToolSpec:

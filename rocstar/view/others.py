@@ -289,7 +289,12 @@ def _attempt(writer: str, fields: Fields, columns: Fields) -> Fields:
         more = {name: value for name, value in message.items() if name not in KNOWN and value is not None}
         fields |= {f"message {place}": more} if more else {}
     for name, kind in NUMBERS.items():
-        columns[name] = number = _number(name, columns.get(name), kind)
+        given = columns.get(name)
+        whole = int(given) if kind is Whole and isinstance(given, float) and given.is_integer() else given
+        try:
+            columns[name] = number = msgspec.convert(whole, kind | None)
+        except msgspec.ValidationError as error:
+            raise DataError(f"{name}: {error}, got {as_text(given)[:80]}") from None
         if number is not None and math.isnan(number):
             columns[name], fields[name] = None, number
     plain, reward = isinstance(columns["text"], str), columns["reward"]
@@ -314,15 +319,6 @@ def _attempt(writer: str, fields: Fields, columns: Fields) -> Fields:
         "failed_calls": None if plain else failed,
         "fields": written({name: _shown(value) for name, value in fields.items()}),
     }
-
-
-def _number(name: str, value: Any, kind: Any) -> Any:
-    """A whole one may be written as a float."""
-    whole = int(value) if kind is Whole and isinstance(value, float) and value.is_integer() else value
-    try:
-        return msgspec.convert(whole, kind | None)
-    except msgspec.ValidationError as error:
-        raise DataError(f"{name}: {error}, got {as_text(value)[:80]}") from None
 
 
 def _messages(columns: Fields, column: str, role: str) -> list[Fields]:

@@ -318,7 +318,7 @@ class Queued(ScriptedTool):
 @pytest.mark.parametrize(("ran", "stop"), [(0.0, Stop.ANSWERED), (0.5, Stop.AGENT_TIMEOUT)])
 async def test_of_a_call_its_programs_own_time_is_the_agents(tmp_path: Path, ran: float, stop: Stop) -> None:
     calls = "    for _ in range(3):\n        await client.call('python', code='1')\n"
-    agent = asking(tmp_path, f"{calls}    return 1.0\n", seconds=1.0)
+    agent = asking(tmp_path, f"{calls}    return 1.0\n", seconds=0.9)
     found = await made(agent, [ANSWER], conversation=conversation(Queued(ran)))
     assert found.stop is stop
 
