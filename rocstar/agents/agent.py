@@ -381,7 +381,7 @@ async def _walled(
         finally:
             loop.remove_reader(ours)
             for one in listening:
-                one.add_done_callback(lambda done: done.result().close())
+                (await asyncio.shield(one)).close()
     if not listening:
         raise OSError(ended[2].rpartition("\n")[2])
     return ended
