@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import psutil
 from frame import ROOT, Table, environment, parser, report, rocstar
 
-RANK = "rocstar.cluster.here"
+RANK = "rocstar.cluster"
 LOOK_SECONDS = 0.02
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 

@@ -37,7 +37,7 @@ from sandbox_replay import traces
 
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.launch import ENVIRONMENT
+from rocstar.sandbox.daemon import ENVIRONMENT
 
 LOADED = ((), ("numpy",), ("numpy", "sympy", "mpmath", "networkx"))
 """By the interpreters that programs are forked from; the first that has what a program names is taken."""

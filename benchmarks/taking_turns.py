@@ -31,7 +31,7 @@ import psutil
 from frame import ROOT, Table, environment, marked, newest_model, parser, read_rows, report, rocstar, slug, tree
 
 RECIPE = "recipes/rehearsal.toml"
-RANK, ENGINE = "rocstar.cluster.here", "rocstar_vllm_serve.py"  # in the command of a learner rank, of a vLLM server
+RANK, ENGINE = "rocstar.cluster", "rocstar_vllm_serve.py"  # in the command of a learner rank, of a vLLM server
 MARK = "ROCSTAR_TAKING_TURNS"  # variable that every process of the run inherits
 COMMON = (
     "learning.learning_rate=1e-9",  # all ways have the same work, whatever they would learn

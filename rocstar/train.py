@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rocstar.cluster.here import Machines
+from rocstar.cluster import Machines
 from rocstar.config.sections import RlStage, SftStage
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.sft import SftLearner

@@ -9,7 +9,7 @@ from rocstar.support.child import uncollected
 LOADED = (
     "pytest",
     "rocstar.cli.main",
-    "rocstar.cluster.start",
+    "rocstar.cluster",
     "rocstar.train",
     "rocstar.run.material",
     "rocstar.record.trackers",

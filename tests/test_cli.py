@@ -18,8 +18,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from rocstar import cluster
 from rocstar.cli import main as cli
-from rocstar.cluster import start
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable, RunHalted
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
@@ -65,8 +65,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sandbox of this machine's is taken as tried: it is started before each run, and takes half of the CPU here."""
     (tmp_path / "tiny.toml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
-    tried = start.started_sandbox
-    monkeypatch.setattr(start, "started_sandbox", lambda section: tried(section) if section.urls else nullcontext())
+    tried = cluster.started_sandbox
+    monkeypatch.setattr(cluster, "started_sandbox", lambda section: tried(section) if section.urls else nullcontext())
     return tmp_path
 
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from rocstar.cli.main import _carry_out
-from rocstar.cluster.here import started_sandbox
+from rocstar.cluster import started_sandbox
 from rocstar.config.places import SandboxSection
 from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder

@@ -240,7 +240,7 @@ def test_a_run_whose_second_rank_is_killed_goes_on_alone_as_if_nothing_had_been(
     given = ("train", "tiny.toml", *start, "stage.stage3.steps=0", "evaluate.problems=0")
     assert Command.start(whole, *given).wait().code == 0
     command = Command.start(killed, *given, "cluster.learners=2")
-    ended = command.after_step(COLD_STEPS + 2, lambda: children_of(command, "rocstar.cluster.here")[0].kill())
+    ended = command.after_step(COLD_STEPS + 2, lambda: children_of(command, "rocstar.cluster")[0].kill())
     assert ended.code == 1
     sentence = ended.told.splitlines()[-1]
     seen = ("learner ranks lost one another", "learner rank 1 ended with SIGKILL")  # whichever comes first

@@ -26,8 +26,7 @@ from typing import Any
 
 from rocstar.analysis.screen import SWAP_FIGURES
 from rocstar.analysis.sources import Source, evaluation_source, find_source
-from rocstar.cluster.here import Machines
-from rocstar.cluster.start import opened_machines
+from rocstar.cluster import Machines, opened_machines
 from rocstar.config.recipe import resolved_from_json
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError

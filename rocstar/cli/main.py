@@ -362,7 +362,7 @@ def _material(recipe: Recipe, rows: Set[str] | None, dry_run: bool) -> Material:
     Raises SandboxDown."""
     if not dry_run:
         need("train")
-    from rocstar.cluster.start import refuse_weak_sandbox
+    from rocstar.cluster import refuse_weak_sandbox
     from rocstar.run.material import read_material
     from rocstar.support.screen import Screen
 
@@ -383,7 +383,7 @@ def _print_given(
 ) -> None:
     """Print the result of `--dry-run`: settings that are not defaults, each with its source; as JSON also all in force.
     Then try the sandbox. place: the run's folder. Raises SandboxDown."""
-    from rocstar.cluster.start import refuse_weak_sandbox
+    from rocstar.cluster import refuse_weak_sandbox
     from rocstar.config.origins import ABSENT, of_environment
     from rocstar.parts.memory import beside_what_is_there
     from rocstar.run.material import few_problems, first_prompt
@@ -449,7 +449,7 @@ def launch(material: Material, folder: RunFolder, screen: Screen, *, resume: boo
     events."""
     import asyncio
 
-    from rocstar.cluster.start import opened_machines
+    from rocstar.cluster import opened_machines
     from rocstar.record.trackers import tracked
     from rocstar.support.child import uncollected
 

@@ -1,6 +1,6 @@
 """The one Ray cluster of a run, and places in it: reserved before anything starts, or refused.
 
-Not here: the placed processes (learner_ranks.py, vllm_servers.py, sandbox_nodes.py), and their needs (by_ray.py).
+Not here: the placed processes and their needs (actors.py).
 """
 
 from __future__ import annotations

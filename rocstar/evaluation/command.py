@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from rocstar.cluster.here import Machines
-from rocstar.cluster.start import opened_machines
+from rocstar.cluster import Machines, opened_machines
 from rocstar.config.layers import key_of
 from rocstar.config.recipe import changed
 from rocstar.config.sections import Recipe

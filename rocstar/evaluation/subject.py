@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocstar.answers.grade import Grader
-from rocstar.cluster.here import started_sandbox
+from rocstar.cluster import started_sandbox
 from rocstar.config.places import SandboxSection
 from rocstar.config.recipe import changed, refuse_others, resolved_from_json
 from rocstar.config.sections import EvaluateSection, Recipe, StageRolloutSection

@@ -4,7 +4,7 @@
     ranks above 0   serve()               ->  run the calls they receive until rank 0 ends
 
 A method that every rank runs is marked `@together`. torchrun starts the ranks, or rank 0 does (`lead`), as its children
-(`cluster/here.py`) or Ray's actors (`cluster/learner_ranks.py`).
+(`cluster/__init__.py`) or Ray's actors (`cluster/actors.py`).
 
 Weights are sharded over the ranks layer by layer (FSDP2: `shard`).
 

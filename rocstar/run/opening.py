@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.grade import Grader
-from rocstar.cluster.here import Machines
+from rocstar.cluster import Machines
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_channel import Channel

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.grade import Grader
-from rocstar.cluster.here import start_ranks
+from rocstar.cluster import start_ranks
 from rocstar.config.recipe import resolved_from_json
 from rocstar.config.sections import Recipe, RlStage
 from rocstar.dialogue.codec import Codec

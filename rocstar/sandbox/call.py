@@ -168,7 +168,7 @@ class Response(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 1
     """2 when a first try was lost to a failure of the sandbox."""
     node: str = ""
-    """Machine that ran the program, as the operator named it; the host name otherwise."""
+    """Host name of the machine that ran the program."""
     message: str = ""
     """The reason, for REJECTED and for service outcomes."""
     state_lost: bool = False
@@ -250,8 +250,6 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     """A session without a cell for this long is ended."""
     max_queue: int = 100_000
     """Calls waiting at once; beyond it a call is `overloaded` immediately."""
-    node: str = ""
-    """Name of this machine in responses; its host name if empty."""
 
 
 def caller_named(*names: object) -> int:

@@ -67,8 +67,15 @@ def _complaints(call: Call) -> Iterator[str]:
 
 
 def of_session(call: Call) -> str:
-    if call.branches and (refusal := of_branches(call)):
-        return refusal
+    if call.branches:
+        if call.cell < 2:
+            return "a session is forked after its first cell; run one"
+        if len(set(call.branches)) < len(call.branches):
+            return "two branches have the same name"
+        if not all(0 < len(name) <= MAX_SESSION_NAME for name in call.branches):
+            return f"the name of a branch must have from 1 to {MAX_SESSION_NAME} characters"
+        if call.code or call.files or call.fetch:
+            return "a fork runs nothing; leave out code and files"
     if not call.session:
         return f"cell {call.cell} has no session; name the session, or leave cell at 0" if call.cell else ""
     if len(call.session) > MAX_SESSION_NAME:
@@ -76,16 +83,6 @@ def of_session(call: Call) -> str:
     if call.cell < 1:
         return f"cells of a session are numbered from 1, got {call.cell}"
     return "a session's cell has no standard input; put the text into a file" if call.stdin else ""
-
-
-def of_branches(call: Call) -> str:
-    if call.cell < 2:
-        return "a session is forked after its first cell; run one"
-    if len(set(call.branches)) < len(call.branches):
-        return "two branches have the same name"
-    if not all(0 < len(name) <= MAX_SESSION_NAME for name in call.branches):
-        return f"the name of a branch must have from 1 to {MAX_SESSION_NAME} characters"
-    return "a fork runs nothing; leave out code and files" if call.code or call.files or call.fetch else ""
 
 
 def of_limits(limits: Limits) -> str:

@@ -21,8 +21,8 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table
 
 import rocstar
-from rocstar.cluster import places
-from rocstar.cluster.by_ray import LEARNERS, SANDBOXES, SERVERS, opened, place_requests
+from rocstar.cluster import opened_machines, places
+from rocstar.cluster.actors import LEARNERS, SANDBOXES, SERVERS, place_requests
 from rocstar.cluster.places import PlaceRequest, are_here, connected, own_address, refuse_unshared, release, reserved
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError, Unavailable
@@ -76,7 +76,7 @@ def test_what_ray_has_no_room_for_is_refused_in_one_sentence_and_nothing_starts(
     # Ray counts late, and not in order, what a test before gave back.
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 5.0})
     before = placement_group_table().keys()
-    with pytest.raises(ConfigError, match=re.escape(told)), opened(recipe(), tmp_path, placed(recipe())):
+    with pytest.raises(ConfigError, match=re.escape(told)), opened_machines(recipe(), tmp_path, placed(recipe())):
         pass
     assert placement_group_table().keys() == before
 
@@ -86,7 +86,7 @@ def test_gpus_are_counted_by_machine_as_ray_has_them(two_machines: None, tmp_pat
     engine = [{"name": "v", "kind": "vllm", "tensor_parallel": 2}]
     asked = recipe(cluster={"launcher": "ray"}, engine=engine)
     told = r"engine.v.count 1 x tensor_parallel 2 need 3 GPUs and there are 2 on machine 0 .* and 0 on machine 1"
-    with pytest.raises(ConfigError, match=told), opened(asked, tmp_path, placed(asked, "0", "1", "2")):
+    with pytest.raises(ConfigError, match=told), opened_machines(asked, tmp_path, placed(asked, "0", "1", "2")):
         pass
 
 
@@ -177,7 +177,7 @@ def test_weights_go_through_memory_only_where_all_servers_are_on_this_machine(
     proof.write_text("{}")
     asked = recipe(cluster={"launcher": "ray"}, engine=engine, sandbox={"slots": 1, "preload": []})
     others = {"rest": PlaceRequest("the other machine", [{"CPU": 3}])} if shared else {}
-    with reserved(others), opened(asked, proof, placed(asked)) as machines:
+    with reserved(others), opened_machines(asked, proof, placed(asked)) as machines:
         assert machines.engines_share_memory is shared
 
 
@@ -234,7 +234,7 @@ OWN = """
 import sys, psutil
 from pathlib import Path
 from rocstar.config.sections import Recipe
-from rocstar.cluster.start import opened_machines
+from rocstar.cluster import opened_machines
 from rocstar.parts.placement import place
 cluster = {"launcher": "ray", "sandbox_nodes": 1}
 recipe = Recipe.model_validate({"cluster": cluster, "sandbox": {"slots": 40, "preload": []}})

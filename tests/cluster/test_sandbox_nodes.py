@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
 
-from rocstar.cluster import sandbox_nodes
-from rocstar.cluster.places import reserved
+from rocstar.cluster import actors
+from rocstar.cluster.places import PlaceRequest, reserved
 from rocstar.config.places import SandboxSection
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
@@ -24,9 +24,9 @@ NAP = Call(id="x", code="import time; time.sleep(0.3); 7", limits=Limits(wall_se
 @pytest.fixture(scope="module")
 def placed(two_machines: None) -> Iterator[tuple[SandboxClient, ExitStack]]:
     """A client of two services, and what ends them."""
-    with reserved({"nodes": sandbox_nodes.place_request(2, slots=2)}) as groups, ExitStack() as stack:
+    with reserved({"nodes": PlaceRequest("sandbox_nodes 2", [{"CPU": 1.0}] * 2)}) as groups, ExitStack() as stack:
         settings = SandboxSection(slots=2, preload=[])
-        yield stack.enter_context(sandbox_nodes.opened(settings, 2, groups["nodes"])), stack
+        yield stack.enter_context(actors.sandbox_services(settings, 2, groups["nodes"])), stack
 
 
 def services(client: SandboxClient) -> list[psutil.Process]:

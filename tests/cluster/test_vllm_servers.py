@@ -15,8 +15,9 @@ pytest.importorskip("ray", reason="needs the extra [cluster]")
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rocstar.cluster import vllm_servers
+from rocstar.cluster.actors import place_requests, server_starter
 from rocstar.cluster.places import PlaceRequest, assigned_gpus, reserved
+from rocstar.config.sections import Recipe
 from rocstar.engines.vllm_server import RunningServer
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.parts.placement import NOWHERE, Placed
@@ -31,8 +32,8 @@ TABLE = replace(NOWHERE, processes=SERVERS)
 @pytest.fixture
 def place(two_machines: None) -> Iterator[PlacementGroup]:
     """Of one server."""
-    with reserved({"v": vllm_servers.place_request(SERVERS)}) as groups:
-        yield groups["v"]
+    with reserved(place_requests(Recipe(), TABLE)) as groups:
+        yield groups["servers"]
 
 
 def answers(server: RunningServer) -> bool:
@@ -42,7 +43,7 @@ def answers(server: RunningServer) -> bool:
 async def test_a_server_has_an_address_a_gpu_of_rays_and_ends_when_it_is_closed(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
-    server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub, gpus=("7",), place=0))
+    server = await server_starter(place, TABLE)(settings(tmp_path, stub, gpus=("7",), place=0))
     assert answers(server)
     worker = worker_of(tmp_path / "vllm.log")
     assert psutil.Process(server.pid).environ()["CUDA_VISIBLE_DEVICES"] in ("0", "1")
@@ -54,7 +55,7 @@ async def test_a_server_has_an_address_a_gpu_of_rays_and_ends_when_it_is_closed(
 async def test_after_its_death_another_is_begun_in_the_same_place(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
-    start = vllm_servers.starter(place, TABLE)
+    start = server_starter(place, TABLE)
     first = await start(settings(tmp_path, stub))
     psutil.Process(first.pid).kill()
     await first.close()
@@ -66,7 +67,7 @@ async def test_after_its_death_another_is_begun_in_the_same_place(
 async def test_a_server_ends_with_its_actor_and_closing_it_then_is_harmless(
     place: PlacementGroup, tmp_path: Path, stub: Path
 ) -> None:
-    server = await vllm_servers.starter(place, TABLE)(settings(tmp_path, stub))
+    server = await server_starter(place, TABLE)(settings(tmp_path, stub))
     ray.kill(server._actor)  # type: ignore[attr-defined]
     await gone(server.pid)
     await gone(worker_of(tmp_path / "vllm.log"))
@@ -78,7 +79,7 @@ async def test_why_a_server_did_not_start_is_told_as_on_one_machine(
 ) -> None:
     (tmp_path / "broken").mkdir()
     with pytest.raises(EngineUnavailable, match=r"vLLM ended with exit code 1 as it started: (.|\n)*no such model"):
-        await vllm_servers.starter(place, TABLE)(settings(tmp_path / "broken", stub))
+        await server_starter(place, TABLE)(settings(tmp_path / "broken", stub))
 
 
 async def test_servers_that_take_turns_run_on_the_gpus_that_learners_were_lent(
@@ -91,10 +92,10 @@ async def test_servers_that_take_turns_run_on_the_gpus_that_learners_were_lent(
         lent = assigned_gpus(groups["learners"])
         assert sorted(gpu for _, gpu in lent) == ["0", "1"]
         table = replace(TABLE, processes=[rank, replace(rank, name="learner-1"), wide], colocate=True)
-        start = vllm_servers.starter(groups["learners"], table, lent)
+        start = server_starter(groups["learners"], table, lent)
         server = await start(settings(tmp_path, stub, gpus=("7", "8"), place=0))
         assert answers(server)
         assert psutil.Process(server.pid).environ()["CUDA_VISIBLE_DEVICES"] == ",".join(gpu for _, gpu in lent)
         await server.close()
     with pytest.raises(ConfigError, match="need 2 GPUs and there are 1 on a and 1 on b"):
-        vllm_servers.starter(None, table, [("a", "0"), ("b", "0")])
+        server_starter(None, table, [("a", "0"), ("b", "0")])

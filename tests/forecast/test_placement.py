@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
-from rocstar.cluster import here
+from rocstar import cluster
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import Recipe
 from rocstar.engines.process import EngineSettings, ProcessEngine
@@ -243,10 +243,10 @@ def test_ranks_take_the_gpus_of_the_table(monkeypatch: pytest.MonkeyPatch) -> No
         begun.insert(0, environment["LOCAL_RANK"])
         return ranks.Ranks()
 
-    monkeypatch.setattr(here.RankProcess, "begin", begin)
+    monkeypatch.setattr(cluster.RankProcess, "begin", begin)
     monkeypatch.setattr(ranks, "join", joined)
     table = place(recipe(3, {"name": "v", "kind": "vllm"}), SMALL, {"here": ("7", "2", "5", "1")}, 80 * GB)
-    here.start_ranks(recipe(3).cluster, recipe().model, {}, table.local_ranks)
+    cluster.start_ranks(recipe(3).cluster, recipe().model, {}, table.local_ranks)
     assert begun == ["0", "1", "2"] and [one.gpus for one in table.processes] == [("7",), ("2",), ("5",), ("1",)]
 
 

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader, load
 
-from rocstar.cluster.here import start_ranks
+from rocstar.cluster import start_ranks
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.errors import EngineUnavailable, RunHalted
@@ -41,15 +41,15 @@ SECTION = LearningSection(learning_rate=1e-3, warmup_steps=2, tokens_per_microba
 LEADER = """
 import os, sys
 from datetime import timedelta
-from rocstar.cluster import here
+from rocstar import cluster
 from rocstar.learning import ranks
 
-LIVES, learners = here.RankProcess.begin, int(sys.argv[3])
+LIVES, learners = cluster.RankProcess.begin, int(sys.argv[3])
 
 def begin(variables):
     if int(variables["RANK"]) + 1 < learners:
         return LIVES(variables)
-    return here.RankProcess([sys.executable, "-c", sys.argv[1]], env={**os.environ, **variables})
+    return cluster.RankProcess([sys.executable, "-c", sys.argv[1]], env={**os.environ, **variables})
 
 ranks.START = timedelta(seconds=float(sys.argv[2]))
 try:
@@ -68,7 +68,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 MEET_AT = """
 import sys
 import psutil
-from rocstar.cluster.here import RankProcess
+from rocstar.cluster import RankProcess
 from rocstar.learning.ranks import lead
 
 ranks = lead(2, "cpu", RankProcess.begin, host=sys.argv[1])
@@ -79,7 +79,7 @@ ranks.close()
 
 IS_CUT_OFF = """
 import signal
-from rocstar.cluster.here import RankProcess
+from rocstar.cluster import RankProcess
 from rocstar.learning import ranks
 
 class Far(RankProcess):

@@ -150,7 +150,7 @@ def test_a_stop_between_two_steps_saves_those_that_are_not_saved_yet(tmp_path: P
 
 def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> None:
     pytest.importorskip("torch")
-    from rocstar.cluster.here import start_ranks
+    from rocstar.cluster import start_ranks
     from rocstar.config.places import ClusterSection
     from rocstar.config.sections import LearningSection, ModelSection
     from rocstar.dialogue.templates import template_named

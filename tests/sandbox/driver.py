@@ -14,9 +14,9 @@ import psutil
 import pytest
 from msgspec import structs
 
-from rocstar.sandbox import launch, wire
+from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Isolation, Limits, Response, ServiceOutcome, Usage
-from rocstar.sandbox.daemon import watch
+from rocstar.sandbox.daemon import WORKDIRS, start_daemon, watch
 from rocstar.sandbox.daemon.verdict import STARVED
 from rocstar.sandbox.walls import cgroups
 from rocstar.sandbox.walls.plans import PLANS
@@ -40,9 +40,9 @@ class Daemon:
     """A running daemon. Raises Refused where it does not serve."""
 
     def __init__(self, folder: str = "/tmp", **settings: Any) -> None:
-        self.workdirs = f"{folder}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
+        self.workdirs = f"{folder}/{WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
         values = DaemonSettings(**{"slots": 2, "preload": (), "min_isolation": Isolation.L1} | settings)
-        self.socket, self.process = launch.start_daemon(values, self.workdirs)
+        self.socket, self.process = start_daemon(values, self.workdirs)
         self.socket.settimeout(WAIT_SECONDS)
         self.reader = wire.FrameReader()
         self.frames: list[Frame] = []

@@ -26,7 +26,7 @@ from rocstar.sandbox.call import (
 )
 from rocstar.sandbox.call import SessionLost as Lost
 from rocstar.sandbox.client import SandboxClient, run_once
-from rocstar.sandbox.client.node import ChildConnection, place_of
+from rocstar.sandbox.client.node import ChildConnection, service_at
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.scripted import ScriptedDaemon
 
@@ -48,7 +48,7 @@ def pair() -> Iterator[tuple[ScriptedDaemon, ScriptedDaemon]]:
 def connected(*daemons: ScriptedDaemon, silent_seconds: float = 30.0) -> SandboxClient:
     client = SandboxClient(daemons=0, silent_seconds=silent_seconds)
     for daemon in daemons:
-        client._use(place_of(daemon.address, "", Isolation.L1))
+        client._use(service_at(daemon.address, "", Isolation.L1))
     client.launch()
     client.await_hello()
     return client

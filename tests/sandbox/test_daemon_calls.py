@@ -24,10 +24,10 @@ import pytest
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, DaemonSettings, Response, SandboxDown
+from rocstar.sandbox.daemon import BOOT
 from rocstar.sandbox.daemon.main import failed_probes
-from rocstar.sandbox.daemon.pool import Pool, Pools
+from rocstar.sandbox.daemon.pool import BARE, Pool, Pools
 from rocstar.sandbox.daemon.queue import Queue
-from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.walls import plans
 from rocstar.sandbox.walls.cgroups import Groups
 from rocstar.sandbox.wire import FrameKind
@@ -190,15 +190,13 @@ def test_sessions_leave_the_slots_of_plain_calls_alone(daemon: Daemon) -> None:
 
 
 def test_a_bug_while_an_answer_is_made_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rocstar.sandbox import launch
-
-    boot = launch.BOOT.replace(
+    boot = BOOT.replace(
         "main()",
         "\nfrom rocstar.sandbox.daemon import verdict\nkeep = verdict.kept_value\n"
-        "verdict.kept_value = lambda report, tail, call: 1 / 0 if call.code == '7' else keep(report, tail, call)\n"
+        "verdict.kept_value = lambda report, value, call: 1 / 0 if call.code == '7' else keep(report, value, call)\n"
         "main()",
     )
-    monkeypatch.setattr(launch, "BOOT", boot)
+    monkeypatch.setattr("rocstar.sandbox.daemon.BOOT", boot)
     with Daemon(slots=1) as daemon:
         response = daemon.run("7")
         assert (response.outcome, response.id) == ("internal", "1")
@@ -417,7 +415,7 @@ def test_a_program_is_reported_as_what_it_did(answers: dict[str, Response], name
 
 
 async def test_the_cpu_of_a_keeper_is_not_forgotten_with_its_slot() -> None:
-    pool = Pools(DaemonSettings(), "", Groups()).pool(tiers.BARE)
+    pool = Pools(DaemonSettings(), "", Groups()).pool(BARE)
     pool.commands, other = socket.socketpair()
     pool.workers[1] = worker = cast(Any, SimpleNamespace(number=1, cpu_seconds=1.0, keeper_cpu_seconds=0.0))
     worker.keeper = os.getpid()
@@ -442,7 +440,7 @@ async def test_nothing_is_written_to_a_client_that_has_left() -> None:
 
 async def test_a_first_slot_that_dies_before_it_is_probed_is_told_in_words() -> None:
     pools: Any = SimpleNamespace(plan=SimpleNamespace(level="L3"))
-    pool: Any = SimpleNamespace(idle=[], walls_failed=())
+    pool: Any = SimpleNamespace(idle=[])
     with pytest.raises(SandboxDown, match="its slot died"):
         await failed_probes(pools, pool)
 

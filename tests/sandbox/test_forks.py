@@ -221,17 +221,17 @@ def test_what_cannot_be_carried_over_is_refused_in_a_sentence_and_the_session_go
 
 MODULES = """
 import ctypes, os, sys, time
-p, files = (sys.modules[f"rocstar.sandbox.slot.{name}"] for name in ("_fork", "files"))
+p, notebook = (sys.modules[f"rocstar.sandbox.slot.{name}"] for name in ("_fork", "notebook"))
 """
 HOSTILE = {
     "who does not wait": "p.pause = lambda control, message: os.write(control, message) and False",
     "who waits forever": "p.pause = lambda control, message: time.sleep(60)",
     "who dies": "p.pause = lambda control, message: os._exit(0)",
     "whose branches die": "os.register_at_fork(after_in_child=lambda: os._exit(0))",
-    "who packs rubbish": "files.pack = lambda folder, fd: os.write(fd, b'\\xff' * 99) and ''",
+    "who packs rubbish": "notebook.pack = lambda folder, fd: os.write(fd, b'\\xff' * 99) and ''",
     "who packs paths outside": """
 import marshal
-files.pack = lambda f, fd: os.write(fd, marshal.dumps(('../etc/passwd', 0o100644, 0, '', 0))) and ''
+notebook.pack = lambda f, fd: os.write(fd, marshal.dumps(('../etc/passwd', 0o100644, 0, '', 0))) and ''
 """,
     "in pieces": """
 libc = ctypes.CDLL(None)

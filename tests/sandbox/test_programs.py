@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Failure
-from rocstar.sandbox.slot import files, tiers
-from rocstar.sandbox.slot.tiers import Tier, chooser
+from rocstar.sandbox.daemon.pool import BARE, Tier, chooser, offered_tiers
+from rocstar.sandbox.slot import channel
 from tests.sandbox.driver import Daemon, needs_empty_folder
 
 
@@ -200,22 +200,22 @@ def test_what_is_not_a_file_below_the_working_directory_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert files.write({"real": b"r", "folder/f": b"f"}) == ""
+    assert channel.write_files({"real": b"r", "folder/f": b"f"}) == ""
     for name, target in {"link": os.__file__, "near": "real", "root": "/", "way": "folder", "up": ".."}.items():
         os.symlink(target, name)
     os.mkfifo("pipe")
     names = ["link", "near", "root/etc/passwd", "way/f", "up/etc/passwd", "pipe", "folder", ".", "", "a\0b", "none"]
     names += ["/etc/passwd", "../etc/passwd", "folder/../../etc/passwd", "/dev/zero", "real/", "folder/f"]
-    assert files.read(names) == {"real/": b"r", "folder/f": b"f"}
-    assert files.read(["./folder/../real"]) == {"./folder/../real": b"r"}
+    assert channel.read_files(names) == {"real/": b"r", "folder/f": b"f"}
+    assert channel.read_files(["./folder/../real"]) == {"./folder/../real": b"r"}
 
 
 def test_more_than_the_bound_is_left_out_and_the_rest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    sizes = {"huge": files.MAX_FILES_BYTES + 1, "most": files.MAX_FILES_BYTES - 1, "two": 2, "one": 1}
-    files.write({name: bytes(size) for name, size in sizes.items()})
-    found = files.read(list(sizes))
-    assert {name: len(content) for name, content in found.items()} == {"most": files.MAX_FILES_BYTES - 1, "one": 1}
+    sizes = {"huge": channel.MAX_FILES_BYTES + 1, "most": channel.MAX_FILES_BYTES - 1, "two": 2, "one": 1}
+    channel.write_files({name: bytes(size) for name, size in sizes.items()})
+    found = channel.read_files(list(sizes))
+    assert {name: len(content) for name, content in found.items()} == {"most": channel.MAX_FILES_BYTES - 1, "one": 1}
 
 
 NUMPY = Tier("numpy", ("numpy",))
@@ -227,8 +227,8 @@ OWN = Tier("preload", ("shapes.flat",))
 @pytest.mark.parametrize(
     ("code", "tier"),
     [
-        ("print(1)", tiers.BARE),
-        ("import math", tiers.BARE),
+        ("print(1)", BARE),
+        ("import math", BARE),
         ("import numpy as np", NUMPY),
         ("from numpy.linalg import det", NUMPY),
         ("import os, numpy", NUMPY),
@@ -237,30 +237,34 @@ OWN = Tier("preload", ("shapes.flat",))
         ("import numpy, sympy", SYMPY),
         ("import scipy.stats", EVERYTHING),
         ("import shapes", OWN),
-        ("numpythonic = 1", tiers.BARE),
+        ("numpythonic = 1", BARE),
         ("__import__('base64')", OWN),
         ("import numpy, shapes", NUMPY),
     ],
 )
 def test_tier_follows_the_packages_a_program_names(code: str, tier: Tier) -> None:
-    assert chooser((tiers.BARE, NUMPY, OWN, SYMPY, EVERYTHING))(code) == tier
+    assert chooser((BARE, NUMPY, OWN, SYMPY, EVERYTHING))(code) == tier
 
 
 def test_offered_tiers_are_those_that_can_be_imported_cheapest_first() -> None:
-    offered = tiers.offered(("json", "no_such_module"))
+    offered = offered_tiers(("json", "no_such_module"))
     sizes = [len(tier.modules) for tier in offered]
-    assert offered[0] is tiers.BARE  # others look for it by identity
+    assert offered[0] is BARE  # others look for it by identity
     assert sizes == sorted(sizes)
     assert Tier("preload", ("json", "no_such_module")) in offered  # the operator is told when it cannot be had
-    assert not any("no_such_module" in tier.modules for tier in tiers.offered(()))
-    assert [tier.modules for tier in tiers.offered(("numpy",))].count(("numpy",)) == 1, "ours is not offered twice"
+    assert not any("no_such_module" in tier.modules for tier in offered_tiers(()))
+    assert [tier.modules for tier in offered_tiers(("numpy",))].count(("numpy",)) == 1, "ours is not offered twice"
 
 
 def test_preloaded_modules_are_there_no_thread_is_and_others_are_imported_under_default_limits(bare: Daemon) -> None:
     pytest.importorskip("numpy")
     order = "list({'a', 'b', 'c', 'd', 'e'})"
-    with Daemon(preload=("numpy", "colorsys"), slots=1, node="here") as daemon:
-        assert (daemon.info.preload, daemon.info.slots, daemon.info.node) == (("numpy", "colorsys"), 1, "here")
+    with Daemon(preload=("numpy", "colorsys"), slots=1) as daemon:
+        assert (daemon.info.preload, daemon.info.slots, daemon.info.node) == (
+            ("numpy", "colorsys"),
+            1,
+            os.uname().nodename,
+        )
         assert daemon.info.tiers[0] == "bare"
         seen = daemon.run("import sys, threading\n'colorsys' in sys.modules, threading.active_count()")
         assert seen.value == "(True, 1)"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rocstar.sandbox.call import ProgramOutcome, Response
-from rocstar.sandbox.service.code_judge import Submission, result_of
+from rocstar.sandbox.service.dialects import Submission, result_of
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import Http
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
-from rocstar.sandbox.call import Call, ProgramOutcome, Response, SandboxDown, ServiceOutcome, failed
+from rocstar.sandbox.call import Call, Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.service import dialects
 from rocstar.sandbox.service.app import Application
 from rocstar.sandbox.service.core import Hold, HttpRequest, Service
 from rocstar.sandbox.settings import Settings
@@ -83,17 +87,12 @@ def service_over(client: Any) -> Service:
     return Service(Settings(), cast(Any, client))
 
 
-def call(number: int, patience_seconds: float = 60.0) -> Call:
-    return Call(id=str(number), code="", patience_seconds=patience_seconds)
-
-
-def id_of(item: object, response: Response) -> str:
-    return response.id
+PYTHON = dialects.Submission(type="python", solution="")
 
 
 async def test_of_a_batch_four_calls_for_each_slot_are_under_way_and_leaving_it_ends_them() -> None:
     client = ScriptedClient(slots=1)
-    task = asyncio.ensure_future(service_over(client).run_all(range(20), call, id_of))
+    task = asyncio.ensure_future(dialects.judged(service_over(client), [PYTHON] * 20, 60.0, True))
     await settle()
     assert sorted(client.calls) == ["0", "1", "2", "3"]
     client.answer("2")
@@ -105,16 +104,16 @@ async def test_of_a_batch_four_calls_for_each_slot_are_under_way_and_leaving_it_
     assert sorted(client.cancelled) == ["0", "1", "3", "4"]
 
 
-async def test_patience_of_a_batch_counts_from_its_arrival_and_what_has_a_response_is_not_run() -> None:
+async def test_patience_of_a_batch_counts_from_its_arrival_and_cpp_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialects, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    items = [structs.replace(PYTHON, sub_id=name, type="cpp" if name == "5" else "python") for name in "012345"]
     client = ScriptedClient(slots=1)
-    items: list[Call | Response] = [call(number, 0.0 if number == 4 else 60.0) for number in range(5)]
-    items.append(failed("5", ProgramOutcome.REJECTED, "no"))
-    task = asyncio.ensure_future(service_over(client).run_all(items, lambda item: item, id_of))
-    for number in (0, 3, 2, 1, 4):
+    task = asyncio.ensure_future(dialects.judged(service_over(client), items, 3.5, True))
+    for name in "03214":
         await settle()
-        client.answer(str(number))
-    assert await task == ["0", "1", "2", "3", "4", "5"]
-    assert client.patience["4"] == 0.0 and 59.0 < client.patience["0"] <= 60.0 and "5" not in client.patience
+        client.answer(name)
+    assert [result["sub_id"] for result in await task] == [*"012345"]
+    assert client.patience == {"0": 2.5, "1": 1.5, "2": 0.5, "3": 0.0, "4": 0.0}
 
 
 @pytest.mark.parametrize("error", [SandboxDown("gone"), RuntimeError("a bug")])
@@ -126,7 +125,7 @@ async def test_whatever_fails_there_is_exactly_one_response(error: Exception) ->
     seen: list[Response] = []
     service = service_over(Broken())
     service.ended = seen.append
-    response = await service.run(call(1))
+    response = await service.run(Call(id="1", code=""))
     assert (response.id, response.outcome, seen) == ("1", ServiceOutcome.INTERNAL, [response])
 
 

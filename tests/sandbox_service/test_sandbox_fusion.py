@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rocstar.sandbox.call import Response, ServiceOutcome
-from rocstar.sandbox.service import sandbox_fusion
+from rocstar.sandbox.service import dialects
 from rocstar.sandbox.service.core import Service
 from rocstar.sandbox.settings import Settings
 from tests.sandbox_service.support import Http, ScriptedClient
@@ -91,7 +91,7 @@ def test_when_we_cannot_run_it_verl_is_asked_to_come_again() -> None:
     """The longest wait is verl's own, of seconds: nobody is waited for here."""
     service: Any = Service(Settings(), cast(Any, ScriptedClient()))
     overloaded = Response(id="", outcome=ServiceOutcome.OVERLOADED, message="busy")
-    reply = sandbox_fusion.answer(service, overloaded, overloaded.outcome, {"run_result": {}}, {})
+    reply = dialects.answer(service, overloaded, overloaded.outcome, {"run_result": {}}, {})
     said = json.loads(reply.body)
     assert (reply.status_code, said["status"], said["run_result"], said["message"]) == (
         504,
@@ -155,8 +155,8 @@ def test_many_tracebacks_are_taken_apart_without_a_copy_for_each() -> None:
             Text.copies += 1
             return super().__getitem__(at)
 
-    each = f"Traceback (most recent call last):{sandbox_fusion.CHAINED[1]}"
-    printed, shown = sandbox_fusion.split_traceback(Text(f"x\n{each * 100}"))
+    each = f"Traceback (most recent call last):{dialects.CHAINED[1]}"
+    printed, shown = dialects.split_traceback(Text(f"x\n{each * 100}"))
     assert (printed, len(shown) > 7_000, Text.copies) == ("x\n", True, 2)
 
 

@@ -77,7 +77,7 @@ async def _tried(parts: AttemptParts, name: str, asked: list[str]) -> tuple[list
     """The tools' schemas, and what came of each call. Raises ConfigError, Unavailable."""
     from contextlib import nullcontext
 
-    from rocstar.cluster.here import started_sandbox
+    from rocstar.cluster import started_sandbox
     from rocstar.protocols import tool_schema
     from rocstar.tools.choose import BUILT_IN
 

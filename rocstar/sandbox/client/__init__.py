@@ -12,6 +12,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Self
 
 from msgspec.structs import replace
@@ -33,7 +34,7 @@ from rocstar.sandbox.call import (
     failed,
 )
 from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Send
-from rocstar.sandbox.client.node import TICKS, Node, Place, Token, child, place_of
+from rocstar.sandbox.client.node import TICKS, Node, Token, child, service_at
 from rocstar.sandbox.client.session import Session
 from rocstar.sandbox.wire import Frame, FrameKind
 
@@ -69,7 +70,7 @@ class SandboxClient:
         self.on_event: Callable[[str, str], None] = lambda kind, sentence: None
         """Called with a change of a daemon's state, one of EVENTS, and a sentence about it."""
         for _ in range(daemons):
-            self._use(child(settings or DaemonSettings()))
+            self._use(child(replace(settings or DaemonSettings(), daemons=daemons)))
 
     @classmethod
     def start(
@@ -78,15 +79,12 @@ class SandboxClient:
         slots: int = 2,
         preload: Sequence[str] = ("numpy", "sympy"),
         min_isolation: str = Isolation.L3,
-        node: str = "",
         daemons: int = 1,
     ) -> Self:
         """Start daemons and wait until they serve. Raises SandboxDown when one fails: a preload that cannot be
         imported, less isolation than `min_isolation`, a failed fork."""
         isolation = Isolation(min_isolation)
-        settings = DaemonSettings(
-            slots=slots, daemons=daemons, preload=tuple(preload), min_isolation=isolation, node=node
-        )
+        settings = DaemonSettings(slots=slots, preload=tuple(preload), min_isolation=isolation)
         return cls(settings, daemons=daemons).served()
 
     @classmethod
@@ -102,7 +100,7 @@ class SandboxClient:
         less isolation."""
         client = cls(daemons=0, silent_seconds=silent_seconds)
         for address in addresses:
-            client._use(place_of(address, token, Isolation(min_isolation)))
+            client._use(service_at(address, token, Isolation(min_isolation)))
         return client.served()
 
     def served(self) -> Self:
@@ -239,8 +237,8 @@ class SandboxClient:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _use(self, place: Place) -> None:
-        self._dispatch.nodes.append(Node(place, self._silent_seconds, self._on_frames, self._on_end))
+    def _use(self, node: partial[Node]) -> None:
+        self._dispatch.nodes.append(node(self._silent_seconds, self._on_frames, self._on_end))
 
     def _on_frames(self, node: Node, frames: Sequence[Frame]) -> None:
         """Raises ValueError for a response that cannot be read; the node then still holds its call."""

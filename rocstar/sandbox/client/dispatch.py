@@ -196,10 +196,13 @@ class Dispatch(Generic[N]):
         self._with_room.clear()
         if scan and self.waiting:
             self._scan_at = now + SCAN_SECONDS
-            self._end([entry for entry in self.waiting.values() if now >= entry.deadline], _overloaded)
+            for entry in [entry for entry in self.waiting.values() if now >= entry.deadline]:
+                problem = f"no sandbox took the call within {entry.call.patience_seconds:g} seconds"
+                self._end(entry, failed(entry.call.id, ServiceOutcome.OVERLOADED, problem))
         if not any(node.up or node.failed_starts < node.tries for node in self.nodes):
             problem = "; ".join(node.problem for node in self.nodes) or "there is no sandbox node"
-            self._end(list(self.waiting.values()), lambda entry: SandboxDown(problem))
+            for entry in [*self.waiting.values()]:
+                self._end(entry, SandboxDown(problem))
         decisions += self._ended
         self._ended = []
         return decisions
@@ -252,10 +255,9 @@ class Dispatch(Generic[N]):
         self.waiting[entry.number] = entry
         return True
 
-    def _end(self, entries: list[Entry[N]], answer_of: Callable[[Entry[N]], Response | SandboxDown]) -> None:
-        for entry in entries:
-            del self.waiting[entry.number]
-            self._ended.append(GiveUp(entry, answer_of(entry)))
+    def _end(self, entry: Entry[N], answer: Response | SandboxDown) -> None:
+        del self.waiting[entry.number]
+        self._ended.append(GiveUp(entry, answer))
 
     def _pause(self, node: N, now: float) -> None:
         """Start a pause. Failures during a pause answer calls that were sent before it, so they start no other."""
@@ -271,8 +273,3 @@ class Dispatch(Generic[N]):
             self._ready.append(node)
         elif not ready and node in self._ready:
             self._ready.remove(node)
-
-
-def _overloaded(entry: Entry[N]) -> Response:
-    problem = f"no sandbox took the call within {entry.call.patience_seconds:g} seconds"
-    return failed(entry.call.id, ServiceOutcome.OVERLOADED, problem)

@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from rocstar.sandbox import launch, wire
+from rocstar.sandbox import wire
 from rocstar.sandbox.call import DaemonInfo, DaemonSettings, Isolation, Limits, SandboxDown, Usage
 from rocstar.sandbox.check import of_limits
 from rocstar.sandbox.client.dispatch import NodeFacts
+from rocstar.sandbox.daemon import WORKDIRS, start_daemon
 from rocstar.sandbox.walls import folders
 from rocstar.sandbox.wire import Frame, FrameKind, FrameReader
 
@@ -71,8 +72,8 @@ class ChildConnection(Connection):
     end = "it died"
 
     def __init__(self, settings: DaemonSettings) -> None:
-        self._workdirs = f"{tempfile.gettempdir()}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
-        connected, self.process = launch.start_daemon(settings, self._workdirs)
+        self._workdirs = f"{tempfile.gettempdir()}/{WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
+        connected, self.process = start_daemon(settings, self._workdirs)
         super().__init__(connected)
 
     def close(self, seconds: float) -> None:
@@ -87,12 +88,18 @@ class ChildConnection(Connection):
 
 
 class WebSocketConnection(Connection):
-    """The frames' bytes as binary messages of a WebSocket."""
+    """The frames' bytes as binary messages of a WebSocket. Raises OSError."""
 
-    def __init__(self, connected: socket.socket, uri: Any, token: Token) -> None:
+    def __init__(self, family: int, address: Any, uri: Any, token: Token) -> None:
         from websockets.client import ClientProtocol
 
-        super().__init__(connected)
+        super().__init__(socket.socket(family))
+        try:
+            with suppress(BlockingIOError):  # a refusal is read from the socket later
+                self.socket.connect(address)
+        except OSError:
+            self.socket.close()
+            raise
         self._protocol = ClientProtocol(uri, max_size=wire.MAX_FRAME_BYTES + wire.HEADER.size)
         request = self._protocol.connect()
         if secret := token() if callable(token) else token:
@@ -120,22 +127,13 @@ class WebSocketConnection(Connection):
         return b"".join(message.data for message in messages), self.wrap(b"")
 
 
-class Place(NamedTuple):
-    """The address of a daemon."""
-
-    label: str  # its name in messages
-    connect: Callable[[], Connection]  # does not wait; raises OSError
-    tries: int = REMOTE_TRIES  # see NodeFacts
-    least: Isolation = Isolation.L1  # the weakest accepted level; a child of ours checks this itself
-    start_seconds: float | None = None  # silence before its hello that counts as a failure; None: `silent_seconds`
+def child(settings: DaemonSettings) -> partial[Node]:
+    """A daemon of our own, but for the arguments that all nodes of a client share."""
+    return partial(Node, "the sandbox daemon", partial(ChildConnection, settings), tries=1, start_seconds=START_SECONDS)
 
 
-def child(settings: DaemonSettings) -> Place:
-    return Place("the sandbox daemon", partial(ChildConnection, settings), tries=1, start_seconds=START_SECONDS)
-
-
-def place_of(address: str, token: Token, least: Isolation) -> Place:
-    """The place at `http://host:port`; the host's name is resolved once, here. Raises SandboxDown for another form, and
+def service_at(address: str, token: Token, least: Isolation) -> partial[Node]:
+    """The same for `http://host:port`; the host's name is resolved once, here. Raises SandboxDown for another form, and
     for an unknown name."""
     from websockets.uri import parse_uri  # first, because websockets may not be installed
 
@@ -145,7 +143,7 @@ def place_of(address: str, token: Token, least: Isolation) -> Place:
     except OSError as error:
         raise SandboxDown(f"{address!r} is no address of a sandbox ({error})") from error
     uri = parse_uri(f"ws://{parts.netloc}/v1/frames")
-    return Place(address, partial(_connect, family, found, uri, token), least=least)
+    return partial(Node, address, partial(WebSocketConnection, family, found, uri, token), least=least)
 
 
 def parts_of(address: str) -> SplitResult:
@@ -170,18 +168,6 @@ def unfit(address: str, limits: Limits) -> str:
     return of_limits(limits)
 
 
-def _connect(family: int, address: Any, uri: Any, token: Token) -> Connection:
-    connecting = socket.socket(family)
-    try:
-        connecting.setblocking(False)
-        with suppress(BlockingIOError):  # a refusal is read from the socket later
-            connecting.connect(address)
-    except OSError:
-        connecting.close()
-        raise
-    return WebSocketConnection(connecting, uri, token)
-
-
 class Node(NodeFacts):
     """A daemon, connected or not.
 
@@ -190,20 +176,27 @@ class Node(NodeFacts):
 
     def __init__(
         self,
-        place: Place,
+        label: str,
+        connect: Callable[[], Connection],
         silent_seconds: float,
         on_frames: Callable[[Node, list[Frame]], None],
         on_end: Callable[[Node, str], None],
+        *,
+        tries: int = REMOTE_TRIES,
+        least: Isolation = Isolation.L1,
+        start_seconds: float | None = None,
     ) -> None:
-        """on_frames: called with HELLO once `info` is known, RESPONSE and LOST; on_end: called with the reason."""
-        super().__init__(label=place.label, tries=place.tries)
+        """label, tries: see NodeFacts. connect: does not wait; raises OSError. on_frames: called with HELLO once `info`
+        is known, RESPONSE and LOST; on_end: called with the reason. least: the weakest accepted level; a child of ours
+        checks this itself. start_seconds: silence before its hello that is a failure; None: `silent_seconds`."""
+        super().__init__(label=label, tries=tries)
         self.info: DaemonInfo | None = None
         self.usage = Usage()
         self.cpu_seconds = 0.0
         """CPU that the daemon and its descendants used while we were connected, seconds."""
         self.connection: Connection | None = None
-        self._connect, self._least, self._on_frames, self._on_end = place.connect, place.least, on_frames, on_end
-        self._start_seconds, self._silent_seconds = place.start_seconds or silent_seconds, silent_seconds
+        self._connect, self._least, self._on_frames, self._on_end = connect, least, on_frames, on_end
+        self._start_seconds, self._silent_seconds = start_seconds or silent_seconds, silent_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self, loop: asyncio.AbstractEventLoop | None) -> None:

@@ -83,7 +83,11 @@ class Session:
         )
         async with self._turn:
             if self._waits and not self.closed and self._room is None:
-                await self._take_room()
+                room = self._client.session_room()
+                await room.acquire()
+                self._room = room
+                if self.closed:  # meanwhile
+                    room.release()
             try:
                 return await self._run(call)
             except SessionLost:
@@ -128,13 +132,6 @@ class Session:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    async def _take_room(self) -> None:
-        room = self._client.session_room()
-        await room.acquire()
-        self._room = room
-        if self.closed:  # meanwhile
-            room.release()
 
     async def _run(self, call: Call) -> Response:
         """Run the cell, after running the earlier ones again if the daemon has lost them."""

@@ -1,6 +1,6 @@
 """A daemon from start to end: probes the machine, acquires its resources, serves, and releases everything.
 
-Started by `launch.start_daemon`; exchanges `wire` frames on the descriptor in its settings; ends when that closes or
+Started by `start_daemon`; exchanges `wire` frames on the descriptor in its settings; ends when that closes or
 the process that started it ends, and all its processes end with it. Not here: serving (`queue`).
 """
 
@@ -21,7 +21,7 @@ from zlib import crc32
 
 import msgspec
 
-from rocstar.sandbox import check, container, launch, wire
+from rocstar.sandbox import check, container, wire
 from rocstar.sandbox.call import (
     Call,
     DaemonInfo,
@@ -33,7 +33,7 @@ from rocstar.sandbox.call import (
     SandboxDown,
     ServiceOutcome,
 )
-from rocstar.sandbox.daemon import watch
+from rocstar.sandbox.daemon import WORKDIRS, watch
 from rocstar.sandbox.daemon.pool import Pool, Pools
 from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.daemon.worker import ProgramRun
@@ -100,7 +100,7 @@ def main() -> None:
 def lock_workdirs(folder: Path, cleanup: ExitStack) -> None:
     """Make the folder for working directories and lock it; remove the folders of dead daemons."""
     with suppress(OSError):  # if it cannot be made, the plans that need it report that
-        folders.sweep(folder.parent, launch.WORKDIRS)
+        folders.sweep(folder.parent, WORKDIRS)
         lock = folders.make_locked(folder)
         cleanup.callback(os.close, lock)
         cleanup.enter_context(suppress(OSError))  # the next daemon retries a failed removal
@@ -164,25 +164,19 @@ def refuse_low_limits() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))  # programs inherit it; a slot sets all other HARD_LIMITS
 
 
-async def _probed(pools: Pools, pool: Pool) -> Response | None:
-    """Run the probe in an idle slot; None when the slot died, before or during the probe."""
-    if not pool.idle:
-        return None
-    answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
-    call = Call(id="probe", code=PROBE, limits=PROBE_LIMITS)
-    ProgramRun(call, pool.idle.pop(), pools.settings.grace_seconds, answered.set_result).start()
-    return await answered
-
-
 async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
     """Properties that the walls lack, found by running PROBE. Raises SandboxDown when PROBE itself does not run."""
-    response = await _probed(pools, pool)
-    if response is None or response.outcome is ServiceOutcome.INTERNAL:
-        response = await _probed(pools, pool)  # a machine that is busy during the start may miss one deadline
+    response: Response | None = None
+    for _ in range(2):  # a machine that is busy during the start may miss one deadline
+        if pool.idle and (response is None or response.outcome is ServiceOutcome.INTERNAL):
+            answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
+            call, worker = Call(id="probe", code=PROBE, limits=PROBE_LIMITS), pool.idle.pop()
+            ProgramRun(call, worker, pools.settings.grace_seconds, answered.set_result).start()
+            response = await answered
     if response is None or response.outcome is not ProgramOutcome.OK:
         reason = "its slot died" if response is None else f"{response.outcome}: {response.stderr.strip()[-300:]}"
         raise SandboxDown(f"the sandbox started as {pools.plan.level} but cannot run a program ({reason})")
-    return tuple(dict.fromkeys([*pool.walls_failed, *response.stdout.split()]))
+    return tuple(dict.fromkeys([*worker.failed, *response.stdout.split()]))
 
 
 def checked_info(pools: Pools, failed: tuple[str, ...]) -> DaemonInfo:
@@ -204,5 +198,5 @@ def checked_info(pools: Pools, failed: tuple[str, ...]) -> DaemonInfo:
         session_slots=settings.session_slots,
         preload=settings.preload,
         tiers=tuple(tier.name for tier in pools.order),
-        node=settings.node or socket.gethostname(),
+        node=socket.gethostname(),
     )

@@ -8,24 +8,24 @@ a weaker plan. Not here: the order of calls (`queue`).
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import json
 import math
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from rocstar.sandbox import container, launch
+from rocstar.sandbox import container, daemon
 from rocstar.sandbox.call import DaemonSettings, Isolation, SandboxDown
 from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.snapshot import Lineage
 from rocstar.sandbox.daemon.turns import Line
 from rocstar.sandbox.daemon.worker import Worker
-from rocstar.sandbox.slot import tiers
-from rocstar.sandbox.slot.tiers import Tier
 from rocstar.sandbox.walls import plans
 from rocstar.sandbox.walls.cgroups import ControlGroup, Groups
 from rocstar.sandbox.walls.plans import Plan
@@ -37,6 +37,61 @@ MAX_BUSY_TRIES = 10  # some seconds, when the plan is chosen
 RETRY_SECONDS = 0.5  # after the machine had no room for another process
 MAX_ZYGOTES = 3  # in a row without a started slot
 CHOSEN_BY = 100_000  # characters of a program that its tier is chosen by: imports are at the top
+OFFERED = {"numpy": ("numpy",), "sympy": ("numpy", "sympy")}
+EVERYTHING = ("numpy", "sympy", "scipy", "pandas", "networkx", "sklearn", "statsmodels")
+PARTS = {"scipy": ("scipy.integrate", "scipy.linalg", "scipy.optimize", "scipy.special", "scipy.stats")}
+COMES_WITH = {"mpmath": "sympy"}
+# The text of such a program does not show all of its imports.
+HIDDEN = re.compile(r"\b(?:__import__|importlib|exec|eval|b64decode)\b")
+
+
+class Tier(NamedTuple):
+    """Modules that are loaded before programs are forked. Forking a process with numpy loaded takes longer than forking
+    a bare one, and importing numpy a hundred times as long as either; a wrong choice costs only time."""
+
+    name: str
+    modules: tuple[str, ...]
+    """Modules that its zygote imports, in this order."""
+
+
+BARE = Tier("bare", ())
+
+
+def offered_tiers(preload: Sequence[str]) -> tuple[Tier, ...]:
+    """All tiers of this machine, cheapest first, skipping those with missing modules. `preload`: the operator's own
+    list, an additional tier unless it equals one of ours."""
+    parts = (part for name in EVERYTHING if installed(name) for part in (name, *PARTS.get(name, ())))
+    tiers = {frozenset[str](): BARE}
+    for name, modules in (("preload", tuple(preload)), *OFFERED.items(), ("everything", tuple(parts))):
+        if name == "preload" or all(map(installed, modules)):
+            tiers.setdefault(frozenset(modules), Tier(name, modules))
+    return tuple(sorted(tiers.values(), key=lambda tier: len(tier.modules)))
+
+
+def installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def chooser(tiers: Sequence[Tier]) -> Callable[[str], Tier]:
+    """What picks one of these tiers by the names of packages in a program's text: the cheapest with every named
+    package, else the one with most of them."""
+    covered = {tier: frozenset(module.partition(".")[0] for module in tier.modules) for tier in tiers}
+    names = frozenset[str]().union(*covered.values())
+    aliases = {alias for alias, package in COMES_WITH.items() if package in names}
+    words = re.compile(rf"\b(?:{'|'.join(sorted(map(re.escape, names | aliases)))})\b") if names else None
+    hidden = next((tier for tier in tiers if tier.name == "preload"), BARE)
+
+    def choose(code: str) -> Tier:
+        found = set(words.findall(code)) if words else set()
+        if not found:
+            return hidden if hidden is not BARE and HIDDEN.search(code) else tiers[0]
+        needed = {COMES_WITH.get(name, name) for name in found}
+        return max(tiers, key=lambda tier: (len(needed & covered[tier]), -len(tier.modules)))
+
+    return choose
 
 
 class Pool:
@@ -51,7 +106,6 @@ class Pool:
         self.up = False
         self.machine_full = False
         """The machine had no room for another process when the last worker was started."""
-        self.walls_failed: tuple[str, ...] = ()
         self.idle: list[Worker] = []
         self.line = Line()
         """Calls that wait for one of the pool's workers."""
@@ -75,7 +129,7 @@ class Pool:
         self.zygotes += 1
         settings = {"preload": self.tier.modules, "workdirs": f"{self.pools.workdirs}/{self.name}"}
         try:
-            self.commands, self.zygote = launch.start("rocstar.sandbox.slot.zygote", settings, socket.SOCK_SEQPACKET)
+            self.commands, self.zygote = daemon.start("rocstar.sandbox.slot.zygote", settings, socket.SOCK_SEQPACKET)
             hello = await first_message(self.commands, "the sandbox zygote died while preloading", None)
         except OSError as error:
             hello = {"problem": f"the sandbox zygote could not be started ({error})"}
@@ -126,18 +180,18 @@ class Pool:
         machine."""
         failures = busy = 0
         while self.up:
-            worker, problem = await self.open(plan, number)
-            if worker is not None:
-                self.idle.append(worker)
+            try:
+                self.idle.append(await self.open(plan, number))
                 return ""
-            failures, busy = failures + (not self.machine_full), busy + self.machine_full
-            if failures >= tries or busy >= busy_tries:
-                return problem
+            except SandboxDown as error:
+                failures, busy = failures + (not self.machine_full), busy + self.machine_full
+                if failures >= tries or busy >= busy_tries:
+                    return str(error)
             await asyncio.sleep(RETRY_SECONDS if self.machine_full else 0.1 * failures)
         return self.problem
 
-    async def open(self, plan: Plan, number: int) -> tuple[Worker | None, str]:
-        """A new worker, or the problem; `machine_full` is then whether a later try may succeed."""
+    async def open(self, plan: Plan, number: int) -> Worker:
+        """A new worker. Raises SandboxDown; `machine_full` is then whether a later try may succeed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
@@ -148,9 +202,14 @@ class Pool:
         if hello["problem"]:
             ours.close()
             self.command({"lost": number})
-            return None, str(hello["problem"])
+            raise SandboxDown(hello["problem"])
         self.zygotes = 0
-        group = self.group_of(number, hello["slot"]) if hello["may_count"] else ControlGroup()
+        group = ControlGroup()
+        if hello["may_count"]:
+            with suppress(OSError):
+                opened = self.pools.groups.open(f"{self.name}-{number}")
+                opened.join(hello["slot"])
+                group = opened
         worker = self.workers[number] = Worker(number, ours, hello, group, self.pools.shortages)
         settings = self.pools.settings
         worker.fair_share = min(1.0, container.cpus() / (settings.slots * settings.daemons))
@@ -159,16 +218,7 @@ class Pool:
             worker.origin = Lineage(self.zygote.pid, *self.arena)
         worker.group.killed()  # so that kills in the previous slot of this group do not count for the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
-        self.walls_failed = worker.failed
-        return worker, ""
-
-    def group_of(self, number: int, slot: int) -> ControlGroup:
-        """Put a new slot into a control group and return the group."""
-        with suppress(OSError):
-            group = self.pools.groups.open(f"{self.name}-{number}")
-            group.join(slot)
-            return group
-        return ControlGroup()
+        return worker
 
     def lost(self, worker: Worker) -> None:
         """The worker's slot has ended. Another is started when a call needs it."""
@@ -222,9 +272,9 @@ class Pools:
         self.shortages = watch.Shortages()
         self.problems: list[str] = []
         """Reasons why stronger plans than the one in force could not be set up."""
-        offered = tiers.offered(settings.preload)
+        offered = offered_tiers(settings.preload)
         self.order = {tier: n for n, tier in enumerate(offered)}
-        self.tier_of = tiers.chooser(offered)
+        self.tier_of = chooser(offered)
         self.pools: dict[Tier, Pool] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.failed = asyncio.Event()
@@ -236,12 +286,12 @@ class Pools:
         """Start the bare tier with the first of these plans that works here, and the operator's own tier. Returns the
         bare pool. Raises SandboxDown."""
         own = tuple(self.settings.preload)
-        first = [self.pool(tier) for tier in self.order if tier is tiers.BARE or tier.modules == own]
+        first = [self.pool(tier) for tier in self.order if tier is BARE or tier.modules == own]
         await asyncio.gather(*(pool.start() for pool in first))
         for pool in first:
             if pool.problem:
                 raise SandboxDown(pool.problem)
-        bare = self.pools[tiers.BARE]
+        bare = self.pools[BARE]
         for plan in permitted:
             problem = await bare.open_idle(plan, 0, 1, MAX_BUSY_TRIES)
             if not problem:
@@ -256,13 +306,13 @@ class Pools:
         if tier not in self.pools:
             self.spawn(self.pool(tier).start())
         pool = self.pools[tier]
-        return self.pools[tiers.BARE] if pool.problem else pool
+        return self.pools[BARE] if pool.problem else pool
 
     def pool(self, tier: Tier) -> Pool:
         return self.pools.setdefault(tier, Pool(tier, self))
 
     def changed(self) -> None:
-        if self.pools[tiers.BARE].problem:
+        if self.pools[BARE].problem:
             self.failed.set()
         self.on_change()
 
@@ -274,15 +324,13 @@ class Pools:
             await asyncio.sleep(RETRY_SECONDS / 10)
         number = pool.free_number()
         pool.for_sessions.add(number)
-        worker = None
         try:
-            worker, problem = await pool.open(self.plan, number)
-        finally:
-            if worker is None:
-                pool.for_sessions.discard(number)
-        if worker is None:
-            raise SandboxDown(f"the session could not be started ({problem})")
-        return worker
+            return await pool.open(self.plan, number)
+        except BaseException as error:
+            pool.for_sessions.discard(number)
+            if isinstance(error, SandboxDown):
+                raise SandboxDown(f"the session could not be started ({error})") from None
+            raise
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -28,11 +28,10 @@ from rocstar.sandbox.call import (
     failed,
     fault,
 )
-from rocstar.sandbox.daemon.pool import Pool, Pools
+from rocstar.sandbox.daemon.pool import BARE, Pool, Pools
 from rocstar.sandbox.daemon.sessions import NotebookSession, Sessions
 from rocstar.sandbox.daemon.turns import Callers, Line, Queued
 from rocstar.sandbox.daemon.worker import ProgramRun
-from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.wire import FrameKind
 
 MAX_MOVES = 10  # of a call from slot to slot before it has started
@@ -216,7 +215,7 @@ class Queue(asyncio.Protocol):
     def rearrange(self) -> None:
         """A worker or a zygote has started or ended. Calls for a tier that cannot start go to the next cheaper one."""
         for place in [*self.places]:
-            if isinstance(place, Pool) and place.problem and place.tier is not tiers.BARE:
+            if isinstance(place, Pool) and place.problem and place.tier is not BARE:
                 stranded, place.line = place.line, Line()
                 for queued in stranded:
                     self.place(queued)

@@ -15,7 +15,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -98,14 +98,6 @@ class NotebookSession:
             with suppress(OSError):
                 os.kill(self.notebook, number)
 
-    def complaint(self, limits: Limits) -> str:
-        """Why a cell may not have these limits, or "": memory and processes are limited for the whole session."""
-        for name in ("memory_bytes", "processes"):
-            ours, theirs = getattr(self.limits, name), getattr(limits, name)
-            if ours != theirs:
-                return f"{OF_LIMITS}{name} of this session was set to {ours} by its first cell, got {theirs}"
-        return ""
-
 
 class CellRun(RunningCall):
     """One cell. It is interrupted at its limit; if it does not end then, its process is killed."""
@@ -187,7 +179,7 @@ class CellRun(RunningCall):
         """Answer the cell; the session continues."""
         cpu = watch.cpu_seconds(self.notebook, with_children=True)
         self.worker.cpu_seconds = cpu + watch.cpu_seconds(self.worker.process)
-        peak = watch.peak_bytes(self.notebook)
+        peak = watch.numbers(self.notebook, "status").get("VmHWM", 0)
         self.answer(verdict.cell(self.call, self.seen(self.reason, self.seconds, cpu - self.cpu_before, peak)))
 
     def finish(self, ended: Ended | None) -> None:
@@ -238,9 +230,13 @@ class Sessions:
             session = self.alive[call.session] = NotebookSession(call.session, call.code, call.limits, owner)
         if session is None:
             self.finish(cell, None)
-        elif refusal := session.complaint(call.limits):
-            self.finish(cell, failed(call.id, ProgramOutcome.REJECTED, refusal))
             return None
+        for name in ("memory_bytes", "processes"):  # which are limited for the whole session
+            ours, theirs = getattr(session.limits, name), getattr(call.limits, name)
+            if ours != theirs:
+                refusal = f"{OF_LIMITS}{name} of this session was set to {ours} by its first cell, got {theirs}"
+                self.finish(cell, failed(call.id, ProgramOutcome.REJECTED, refusal))
+                return None
         return session
 
     def make_room(self, owner: int, count: int = 1) -> bool:
@@ -330,20 +326,9 @@ class Sessions:
         is_gone = self.alive.get(session.name) is not session
         self.done(session, cell, structs.replace(response, state_lost=response.state_lost or is_gone))
 
-    def make_room_for(self, session: NotebookSession, names: Sequence[str], branches: list[NotebookSession]) -> None:
-        """Add to `branches` sessions with these names, like `session` but not started. Raises ForkRefused."""
-        if taken := [name for name in names if name in self.alive]:
-            raise ForkRefused(f"there is a session {taken[0]!r} already; give another name")
-        if not self.make_room(session.owner, len(names)):
-            most = self.settings.session_slots
-            raise ForkRefused(f"{len(names)} branches pass the {most} sessions that there may be; close some")
-        for name in names:
-            self.alive[name] = branch = NotebookSession(name, session.code, session.limits, session.owner)
-            branch.free, branch.cells = False, session.cells
-            branches.append(branch)
-
     async def copy(self, session: NotebookSession, cell: Queued, branches: list[NotebookSession]) -> Response:
-        """Copy the waiting notebook; then it and the copies continue. Raises ForkRefused, OSError and SandboxDown."""
+        """Copy the waiting notebook, add the branches to `branches`; then it and they continue. Raises ForkRefused,
+        OSError and SandboxDown."""
         call, worker, pipes = cell.call, session.worker, session.pipes
         if worker is None or pipes is None:
             raise ForkRefused("the session has run no cell yet; run one, or open several sessions")
@@ -369,8 +354,17 @@ class Sessions:
                     pipes.send(channel.GO)
             if cell.answered:
                 return response
-            self.make_room_for(session, call.branches, branches)  # last: a refused fork must end no other session
-            for branch in branches:
+            if taken := [name for name in call.branches if name in self.alive]:
+                raise ForkRefused(f"there is a session {taken[0]!r} already; give another name")
+            if not self.make_room(session.owner, len(call.branches)):  # last: a refused fork must end no other session
+                most = self.settings.session_slots
+                raise ForkRefused(
+                    f"{len(call.branches)} branches pass the {most} sessions that there may be; close some"
+                )
+            for name in call.branches:
+                self.alive[name] = branch = NotebookSession(name, session.code, session.limits, session.owner)
+                branch.free, branch.cells = False, session.cells
+                branches.append(branch)
                 session.forked += 1
                 identity = f"{session.seed} {session.forked}".encode()  # repeatable for the same session
                 branch.seed = int.from_bytes(hashlib.blake2b(identity, digest_size=7).digest())

@@ -87,11 +87,16 @@ class Snapshot:
 
     def take(self, most: int) -> None:
         """Copy the waiting notebook, at most `most` bytes. Raises ForkRefused; OSError if it or the zygote has died."""
-        status = fields(f"{self.process}/status")
+        with open(f"{self.process}/status", errors="replace", newline="\n") as file:
+            status = {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
         if (threads := int(status["Threads"])) > 1:
             raise ForkRefused(f"the notebook runs {threads} threads and a fork would keep one; end the others first")
         self.folder, self.umask = os.readlink(f"{self.process}/cwd"), int(status["Umask"], 8)
-        self.refuse_open_files()
+        for number in sorted(map(int, os.listdir(f"{self.process}/fd"))):
+            link = f"{self.process}/fd/{number}"
+            if number > CONTROL or stat.S_ISREG(os.stat(link).st_mode):
+                path = os.readlink(link)
+                raise ForkRefused(f"descriptor {number} ({path:.100}) is open, and a fork would not have it; close it")
         known = {mapping.line for mapping in mappings(f"/proc/{self.origin.zygote}/maps")}
         if not known:  # a zombie: the mappings that it shares with the notebook would be taken for the cell's own
             raise ProcessLookupError(f"zygote {self.origin.zygote} has died")
@@ -105,14 +110,6 @@ class Snapshot:
                 if mapping.path not in KERNEL and not (mapping.start < last and first < mapping.end):
                     self.copy(mapping, mapping.line in known, pages.fileno(), memory.fileno(), most)
         self.end()
-
-    def refuse_open_files(self) -> None:
-        """Raises ForkRefused."""
-        for number in sorted(map(int, os.listdir(f"{self.process}/fd"))):
-            link = f"{self.process}/fd/{number}"
-            if number > CONTROL or stat.S_ISREG(os.stat(link).st_mode):
-                path = os.readlink(link)
-                raise ForkRefused(f"descriptor {number} ({path:.100}) is open, and a fork would not have it; close it")
 
     def arena(self) -> tuple[int, int]:
         """Start and end of `_fork.c`'s arena, with its guard pages."""
@@ -201,12 +198,6 @@ def mapping_of(line: str) -> Mapping:
     place, flags, offset, _, inode, *path = line.split(None, 5)
     start, end = (int(number, 16) for number in place.split("-"))
     return Mapping(line, start, end, flags, int(offset, 16), inode != "0", path[0] if path else "")
-
-
-def fields(path: str) -> dict[str, str]:
-    """The fields of a file of lines like `Name: value`."""
-    with open(path, errors="replace", newline="\n") as file:
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
 
 
 def new_file(name: str) -> int:

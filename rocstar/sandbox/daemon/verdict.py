@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct, json, structs
@@ -89,27 +90,29 @@ def program(call: Call, seen: Seen, ended: Ended | None) -> Response:
     """The response to a plain call. `ended`: None if the slot did not report the program's end."""
     if seen.reason == "starved":
         return fault(call.id, f"after {seen.run_seconds:.1f} s it had not ended, but {STARVED}")
-    report, tail = parse(seen.report)
+    report, parts = parse(seen.report)
     if ended is None or (ended.stopped and seen.reason) or seen.reason in ("output", "wall"):
-        return response_of(call, seen, report, tail, None)
+        return response_of(call, seen, report, parts, None)
     code = os.waitstatus_to_exitcode(ended.wait_status)
     # A program can send itself the signal that the kernel sends at the limit.
     spent = ended.own_cpu_seconds >= CPU_SHARE * math.ceil(call.limits.cpu_seconds)
     if spent and not seen.reason and code in (-signal.SIGXCPU, -signal.SIGKILL):
         seen = seen._replace(reason="cpu")
-    return response_of(call, seen, report, tail, code)
+    return response_of(call, seen, report, parts, code)
 
 
 def cell(call: Call, seen: Seen) -> Response:
     """The response to a cell that reported its end; if its process died, `program` is called instead."""
     if seen.reason == "starved":  # and was interrupted at some place
         return structs.replace(program(call, seen, None), state_lost=True)
-    report, tail = parse(seen.report)
-    response = response_of(call, seen, report, tail, None if seen.reason else report.status)
-    return structs.replace(response, images=images(report, tail)) if report.images else response
+    report, parts = parse(seen.report)
+    response = response_of(call, seen, report, parts, None if seen.reason else report.status)
+    pictures = [("", part) for part in parts[1 + len(report.files) :] if part.startswith(PNG)]
+    images = tuple(part for _, part in fitting(pictures, MAX_IMAGES_BYTES))
+    return structs.replace(response, images=images) if images else response
 
 
-def response_of(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int | None) -> Response:
+def response_of(call: Call, seen: Seen, report: ProgramReport, parts: Sequence[bytes], code: int | None) -> Response:
     """`code`: exit status, or minus the signal; None if the daemon ended the program."""
     # Earlier cells of a session may have made its files impossible to write.
     if code == 1 and report.refused and call.session and (call.files or call.branches):
@@ -118,7 +121,7 @@ def response_of(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code
     if code is not None and code >= 0 and report.exception is not None:  # an exit hook may make the status 0
         kind, message, line = report.exception
         failure = Failure(type=kind[:MAX_TYPE], message=message[:MAX_MESSAGE], line=line)
-    value, cut = kept_value(report, tail, call) if code == 0 and failure is None else (None, 0)
+    value, cut = kept_value(report, parts[0], call) if code == 0 and failure is None else (None, 0)
     return Response(
         id=call.id,
         outcome=outcome(seen.reason, code, failure),
@@ -155,52 +158,44 @@ def signal_name(number: int) -> str:
         return f"SIG{number}"  # most real-time signals have no names
 
 
-def parse(report: bytes) -> tuple[ProgramReport, bytes]:
-    """Head and tail; NOTHING as head when it is missing or forged."""
+def parse(report: bytes) -> tuple[ProgramReport, list[bytes]]:
+    """Head, and the parts of the tail: the value, files, images; NOTHING as head when it is missing or forged."""
     if not report:
-        return NOTHING, b""
+        return NOTHING, [b""]
     head, _, tail = report.partition(b"\n")
     try:
         parsed = decode(head) if len(head) <= MAX_HEAD_BYTES else NOTHING
     except (ValueError, RecursionError):
-        return NOTHING, b""
+        return NOTHING, [b""]
     sizes = (parsed.value or 0, *(size for _, size in parsed.files), *parsed.images)
-    return (parsed, tail) if sum(sizes) == len(tail) else (NOTHING, b"")
+    if sum(sizes) != len(tail):
+        return NOTHING, [b""]
+    ends = [*accumulate(sizes)]
+    return parsed, [tail[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
-def kept_value(report: ProgramReport, tail: bytes, call: Call) -> tuple[bytes | None, int]:
+def kept_value(report: ProgramReport, value: bytes, call: Call) -> tuple[bytes | None, int]:
     """The kept part of the value, and the number of dropped bytes. Only a value that fills all its room can have been
     cut, and only from text that fitted into the program's memory."""
     if report.value is None:
         return None, 0
     room = min(call.limits.output_bytes, MAX_VALUE_BYTES)
     if report.value > room:
-        return tail[:room], report.value - room
+        return value[:room], report.value - room
     plausible = report.value == room and report.dropped <= call.limits.memory_bytes
-    return tail[: report.value], report.dropped if plausible else 0
+    return value, report.dropped if plausible else 0
 
 
-def files(announced: bytes, fetch: Collection[str]) -> dict[str, bytes]:
-    """The files of a report that are in `fetch`, up to MAX_FILES_BYTES."""
-    report, tail = parse(announced)
-    found: dict[str, bytes] = {}
-    start, room = report.value or 0, MAX_FILES_BYTES
-    for path, size in report.files:
-        if path in fetch and size <= room:
-            found[path] = tail[start : start + size]
-            room -= size
-        start += size
-    return found
+def files(announced: bytes, fetch: Sequence[str]) -> dict[str, bytes]:
+    """The files of a report that are in `fetch`."""
+    report, parts = parse(announced)
+    named = zip((path for path, _ in report.files), parts[1:], strict=False)
+    return dict(fitting([(path, part) for path, part in named if path in fetch], MAX_FILES_BYTES))
 
 
-def images(report: ProgramReport, tail: bytes) -> tuple[bytes, ...]:
-    """The images of a report that are PNG, up to MAX_IMAGES_BYTES."""
-    found: list[bytes] = []
-    start, room = len(tail) - sum(report.images), MAX_IMAGES_BYTES
-    for size in report.images:
-        image = tail[start : start + size]
-        if size <= room and image.startswith(PNG):
-            found.append(image)
-            room -= size
-        start += size
-    return tuple(found)
+def fitting(parts: Iterable[tuple[str, bytes]], room: int) -> Iterator[tuple[str, bytes]]:
+    """Those that have room beside the ones before them."""
+    for name, part in parts:
+        if len(part) <= room:
+            yield name, part
+            room -= len(part)

@@ -258,11 +258,6 @@ def is_starved(waited: float, cpu: float, wall_seconds: float, fair_share: float
     return waited > max(STARVED_SECONDS, 0.5 * wall_seconds) and cpu < 0.25 * fair_share * wall_seconds
 
 
-def peak_bytes(pid: int) -> int:
-    """Largest resident set of a process so far, bytes; 0 when it is gone."""
-    return numbers(pid, "status").get("VmHWM", 0)
-
-
 def stat(pid: int) -> list[str]:
     """Fields of the process's stat file, from the state on; empty when it is gone."""
     return content(pid, "stat").rpartition(") ")[2].split()

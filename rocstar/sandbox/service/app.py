@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket
 from uvicorn.protocols.utils import ClientDisconnected
 
 from rocstar.sandbox.call import CALLER, EVENTS, Response, SandboxDown
-from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
+from rocstar.sandbox.service import core, dialects, native
 from rocstar.sandbox.service.core import BadRequest, Endpoints, Hold, HttpRequest, Serve, Service, encode
 from rocstar.sandbox.service.native import HttpReply
 
@@ -104,9 +104,9 @@ class Application:
         pages: Endpoints = {  # about the service itself
             ("GET", "/v1/status"): self.status,
             ("GET", "/metrics"): self.prometheus,
-            ("GET", "/v1/ping"): code_judge.ping,
+            ("GET", "/v1/ping"): dialects.ping,
         }
-        self.endpoints = native.ENDPOINTS | code_judge.ENDPOINTS | sandbox_fusion.ENDPOINTS | pages
+        self.endpoints = native.ENDPOINTS | dialects.ENDPOINTS | pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.requests += 1

@@ -1,7 +1,7 @@
 """Shared by all parts of the service: its settings, running calls for callers who may wait too long or disconnect, and
 decoding requests within bounds.
 
-Not here: HTTP (`app`, `server`), and the APIs (`native`, `code_judge`, `sandbox_fusion`).
+Not here: HTTP (`app`, `server`), and the APIs (`native`, `dialects`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -51,16 +51,12 @@ BIG_BODY_BYTES = MEBIBYTE = 2**20
 SMALL_BYTES = 2**16  # items up to this size are not counted, and always accepted
 TOKEN_SECONDS = 1.0  # between two reads of the token file
 STALLED_SECONDS = 5.0  # a connection without progress for this long is closed when others need its memory
-MAX_REPLY_BYTES = 64 * 2**20  # results of a notebook are held until its last cell
 HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..[^\\]{0,5}\Z")  # too near the end for the other half
 MAX_PARTS = 1_500_000  # quotes and opening brackets in a body, which take up to 0.2 s to decode
 DAEMON_BYTES, SLOT_BYTES = 100 * MEBIBYTE, 4 * MEBIBYTE  # at rest, measured: docs/sandbox-operating.md
 SLOTS_PER_CORE = 4  # some programs sleep; more slots only lengthen the longest waiting times
-WINDOW_PER_SLOT = 4  # pending calls of a batch: no slot idles, and calls of others are not delayed
 MAX_RETRY_SECONDS = 60
-MAX_BATCH = 50_000  # calls in one batch, with up to thirty parts each
 OF_DAEMONS = ("daemons", "slots", "preload", "session_slots", "session_idle_seconds", "max_queue")
-BATCH_PATIENCE_SECONDS = 3600.0  # of each call of a batch
 
 
 def daemon_of(settings: Settings) -> DaemonSettings:
@@ -70,7 +66,6 @@ def daemon_of(settings: Settings) -> DaemonSettings:
         slots=-(-slots // settings.daemons),
         preload=names(settings.preload),
         min_isolation=Isolation(settings.min_isolation),
-        daemons=settings.daemons,
         session_slots=settings.session_slots,
         session_idle_seconds=settings.session_idle_seconds,
         max_queue=settings.max_queue,
@@ -260,8 +255,6 @@ def is_token(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
 
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 Shape = TypeVar("Shape")
 
 
@@ -308,41 +301,6 @@ class Service:
         self.ended(response)
         return response
 
-    async def run_all(
-        self,
-        items: Sequence[Item],
-        call_of: Callable[[Item], Call | Response],
-        result_of: Callable[[Item, Response], Result],
-    ) -> list[Result]:
-        """Run the call of each item; the `result_of` each response, in the order of items. A window of calls is pending
-        at a time. Patience counts from now on. Cancelling, or an error of `result_of`, ends the running programs."""
-        arrived, rest = time.monotonic(), iter(enumerate(items))
-        results: dict[int, Result] = {}
-
-        async def work() -> None:
-            for index, item in rest:
-                self.held_back -= 1
-                response = call_of(item)
-                if isinstance(response, Call):
-                    left = max(0.0, response.patience_seconds - (time.monotonic() - arrived))
-                    response = structs.replace(response, patience_seconds=left)
-                    response = await self.run(response, waits=len(items) > 1)
-                else:
-                    await asyncio.sleep(0)  # other tasks run between any two refused calls
-                results[index] = result_of(item, response)
-
-        window = min(len(items), WINDOW_PER_SLOT * self.client.info().slots)
-        self.held_back += len(items)
-        workers = [asyncio.create_task(work()) for _ in range(window)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            self.held_back -= sum(1 for _ in rest)
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-        return [results[index] for index in range(len(items))]
-
     def retry_headers(self, outcome: Outcome) -> Mapping[str, str]:
         """When to retry, whole seconds: the queue's duration if each slot runs ten programs a second; soon after a
         failure of ours, which another daemon may not share."""
@@ -358,13 +316,6 @@ class HttpRequest(NamedTuple):
     service: Service
     body: bytes
     held: Hold
-
-    def hold(self, results: int) -> None:
-        """Count the bytes of results that wait for the last one. Raises BadRequest if they are too many."""
-        if results > MAX_REPLY_BYTES:
-            raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer cells at once", 413)
-        if results > SMALL_BYTES:
-            self.held.resize(len(self.body) + results)
 
 
 Serve = Callable[[HttpRequest], Awaitable["HttpReply"]]

@@ -221,7 +221,12 @@ class FrameConnection:
             if len(body) > core.SMALL_BYTES:
                 held.resize(len(body))
             call = wire.decode_call(body)
-            if refusal := self._complaint(call, len(body)):
+            if self.service.draining:
+                raise BadRequest("the service is shutting down; send it elsewhere")
+            refusal = core.over_limits(call.limits, self.service.settings)
+            if len(body) > MAX_CALL_BYTES:
+                refusal = f"the call has {len(body)} bytes, and at most {MAX_CALL_BYTES} are accepted; send less"
+            if refusal:
                 return FrameKind.RESPONSE, wire.encode(failed(call.id, ProgramOutcome.REJECTED, refusal))
             if call.session:
                 self.sessions |= {call.session, *call.branches}
@@ -233,14 +238,6 @@ class FrameConnection:
             return FrameKind.LOST, wire.encode(str(error))
         except (ValueError, RecursionError) as error:
             return FrameKind.RESPONSE, wire.encode(failed("", ProgramOutcome.REJECTED, f"no call: {error}"[:1000]))
-
-    def _complaint(self, call: Call, size: int) -> str:
-        """Why a call is not run, else empty. Raises BadRequest while the service is shutting down."""
-        if self.service.draining:
-            raise BadRequest("the service is shutting down; send it elsewhere")
-        if size > MAX_CALL_BYTES:
-            return f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are accepted; send less"
-        return core.over_limits(call.limits, self.service.settings)
 
     async def _report(self) -> None:
         """Send the service's load whenever it has changed."""

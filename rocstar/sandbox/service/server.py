@@ -255,11 +255,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Called by uvicorn's drain. A connection that looks idle may contain an unread request."""
         self.leaving = True
-        if not self.has_unread_bytes():
-            super().shutdown()
-
-    def has_unread_bytes(self) -> bool:
         descriptor: int = self.transport.get_extra_info("socket").fileno()
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as twin:
-            return bool(twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        return False
+            if twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                return
+        super().shutdown()

@@ -1,4 +1,6 @@
-"""The bytes between the daemon, a slot and the programs in it: plain structs and marshalled values only.
+"""The bytes between the daemon, a slot and the programs in it: plain structs and marshalled values only. Also the
+files of a call: written to the working directory before its program runs, and read afterwards if the caller fetches
+them, behind the walls; reading follows no symbolic link in any part of a path.
 
 The daemon owns every pipe of a call; a slot sees only descriptors, so the memory that the next call's process is forked
 from contains no data of an earlier call.
@@ -19,8 +21,10 @@ import json
 import marshal
 import os
 import socket
+import stat
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 RUN = b"R"
@@ -33,6 +37,9 @@ MAX_TYPE, MAX_MESSAGE = 500, 2000  # characters of an exception that are reporte
 MAX_VALUE_BYTES = 192 * 2**10  # leaves room for the exception in a report of 256 KiB
 MAX_FILES_BYTES = 16 * 2**20  # of returned files, together
 MAX_IMAGES_BYTES = 8_000_000  # together
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not keep us waiting
 
 GO = b"g"
 """The byte that lets a waiting notebook continue, and the byte sent along with descriptors."""
@@ -115,12 +122,11 @@ class Become(NamedTuple):
 
 Payload = Program | NotebookPayload | CellPayload | Fork | Become
 PAYLOADS: dict[str, type] = {kind.__name__: kind for kind in Payload.__args__}
-NAMES = {kind: name for name, kind in PAYLOADS.items()}
 
 
 def pack(payload: Payload) -> bytes:
     """Length and body as bytes for control."""
-    body = marshal.dumps((NAMES[type(payload)], tuple(payload)))
+    body = marshal.dumps((type(payload).__name__, tuple(payload)))
     return LENGTH.pack(len(body)) + body
 
 
@@ -175,3 +181,47 @@ def report_head(head: Mapping[str, object], tail_bytes: int = 0) -> bytes:
     the files and the images, in the order of the head."""
     body = json.dumps(head, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     return LENGTH.pack(len(body) + tail_bytes) + body
+
+
+def write_files(files: Mapping[str, bytes]) -> str:
+    """Write each to its path relative to the working directory; a sentence on the first that could not be, or ""."""
+    for path, content in files.items():
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
+        except (OSError, ValueError) as error:
+            return f"the file {path[:200]!r} could not be written: {error}"
+    return ""
+
+
+def read_files(paths: Sequence[str]) -> dict[str, bytes]:
+    """Each that exists and fits into the rest of MAX_FILES_BYTES. Paths are relative to the working directory."""
+    found: dict[str, bytes] = {}
+    room = MAX_FILES_BYTES
+    for path in paths:
+        with suppress(OSError, ValueError):
+            found[path] = content(path, room)
+            room -= len(found[path])
+    return found
+
+
+def content(path: str, room: int) -> bytes:
+    """Raises OSError or ValueError unless it is a regular file of at most `room` bytes below the working directory."""
+    *folders, name = os.path.normpath(path).split("/")
+    if os.path.isabs(path) or ".." in (*folders, name):
+        raise ValueError(f"{path!r} is not below the working directory")
+    parent = os.open(".", FOLDER)
+    try:
+        device = os.fstat(parent).st_dev
+        for folder in folders:
+            inner = os.open(folder, FOLDER, dir_fd=parent)
+            os.close(parent)
+            parent = inner
+        with open(os.open(name, FILE, dir_fd=parent), "rb") as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode) or state.st_dev != device or state.st_size > room:
+                raise ValueError(f"{path!r} is not a file of at most {room} bytes")
+            return file.read(state.st_size)
+    finally:
+        os.close(parent)

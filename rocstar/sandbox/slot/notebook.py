@@ -9,16 +9,19 @@ it: the limits of time and CPU, other processes of the session, output.
 from __future__ import annotations
 
 import io
+import marshal
 import os
 import resource
 import signal
+import stat
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from select import POLLIN, poll  # now: a cell may patch the module, as eventlet does
 from types import FrameType, ModuleType
 from typing import NoReturn
 
-from rocstar.sandbox.slot import channel, files, program
+from rocstar.sandbox.slot import channel, program
 from rocstar.sandbox.slot.channel import MAX_IMAGES_BYTES
 from rocstar.sandbox.slot.program import Base, Execution
 
@@ -72,7 +75,7 @@ class Notebook:
             signal.signal(signal.SIGINT, self.interrupt)
         try:
             self.is_running = True
-            refused = files.write(cell.files)
+            refused = channel.write_files(cell.files)
             if not refused:
                 execution.run()
                 images = figures()
@@ -80,17 +83,26 @@ class Notebook:
         except BaseException as error:
             self.is_running = False
             execution.fail(error)
-        self.settle(execution)
+        program.flush_all()
+        resource.setrlimit(
+            resource.RLIMIT_AS, (self.memory, self.memory + program.MEMORY_SLACK)
+        )  # if the cell changed it
         if refused:
             return {"refused": refused, "status": 1}, []
-        return self.report(execution, files.read(cell.fetch), images)
+        found = channel.read_files(cell.fetch)
+        head = execution.head() | {"status": execution.status}
+        if found:
+            head["files"] = [(path, len(content)) for path, content in found.items()]
+        if images:
+            head["images"] = [len(image) for image in images]
+        return head, [execution.value or b"", *found.values(), *images]
 
     def fork(self) -> str:
         """Report, and wait until this process is copied; why it cannot be, or "". The copies return from here too."""
         compiled = sys.modules.get("rocstar.sandbox.slot._fork")
         (packed,) = channel.receive_descriptors(self.control, 1)
         try:
-            if refused := files.pack(self.folder, packed):
+            if refused := pack(self.folder, packed):
                 return refused
         finally:
             os.close(packed)
@@ -103,22 +115,6 @@ class Notebook:
                         signal.signal(number, handler)
             channel.send_report(self.control, {"status": 0})
         return ""
-
-    def settle(self, execution: Execution) -> None:
-        """After a cell: flush streams and set the limit of memory again; other effects of the cell stay."""
-        program.flush_all()
-        resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory + program.MEMORY_SLACK))
-
-    def report(
-        self, execution: Execution, found: dict[str, bytes], images: list[bytes]
-    ) -> tuple[dict[str, object], list[bytes]]:
-        tail = [execution.value or b"", *found.values()]
-        head = execution.head() | {"status": execution.status}
-        if found:
-            head["files"] = files.sizes(found)
-        if images:
-            head["images"] = [len(image) for image in images]
-        return head, [*tail, *images]
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.is_running:
@@ -143,7 +139,7 @@ def become(task: channel.Become, control: int, base: Base) -> NoReturn:
     memory, packed = channel.receive_descriptors(control, 2)
     program.limit(program.limits(base, task.memory_bytes, task.processes))
     try:
-        files.unpack(os.getcwd(), packed)
+        unpack(os.getcwd(), packed)
         os.chdir(task.folder)
         os.umask(task.umask)
         os.close(packed)
@@ -172,3 +168,67 @@ def figures() -> list[bytes]:
     with suppress(Exception):
         pyplot.close("all")
     return images
+
+
+def pack(folder: str, target: int) -> str:
+    """Write everything in a folder to an empty file; a sentence if something cannot be copied, else ""."""
+    with open(target, "wb", closefd=False) as out:
+        for path in below(folder, os.lstat(folder).st_dev):
+            try:
+                state = os.lstat(path)
+                kind, link = stat.S_IFMT(state.st_mode), os.readlink(path) if stat.S_ISLNK(state.st_mode) else ""
+                if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+                    return f"{path!r:.200} is neither a file nor a folder nor a link; remove it first"
+                size = state.st_size if kind == stat.S_IFREG else 0
+                marshal.dump((os.path.relpath(path, folder), state.st_mode, state.st_mtime_ns, link, size), out)
+                out.flush()
+                if size:
+                    with open(path, "rb") as file:
+                        send(target, file.fileno(), size)
+            except OSError as error:
+                return f"the file {path!r:.200} could not be copied: {error}"
+        marshal.dump(None, out)
+    return ""
+
+
+def unpack(folder: str, source: int) -> None:
+    """Restore what `pack` has written. Raises OSError."""
+    folders = []
+    with open(source, "rb", 0, closefd=False) as packed:
+        while entry := marshal.load(packed):
+            name, mode, modified, link, size = entry
+            path = f"{folder}/{name}"
+            if link:
+                os.symlink(link, path)
+                continue
+            if stat.S_ISDIR(mode):
+                os.mkdir(path)
+                folders.append((path, mode, modified))
+                continue
+            with open(path, "wb", 0) as file:
+                send(file.fileno(), source, size)
+            finish(path, mode, modified)
+    for each in reversed(folders):
+        finish(*each)
+
+
+def finish(path: str, mode: int, modified: int) -> None:
+    os.chmod(path, stat.S_IMODE(mode))
+    os.utime(path, ns=(modified, modified))
+
+
+def send(target: int, source: int, size: int) -> None:
+    while size > 0:
+        sent = os.sendfile(target, source, None, size)
+        if not sent:
+            raise OSError("it became shorter")
+        size -= sent
+
+
+def below(folder: str, device: int) -> Iterator[str]:
+    """All paths on the folder's own file system, folders before their contents."""
+    for entry in os.scandir(folder):
+        if entry.stat(follow_symlinks=False).st_dev == device:
+            yield entry.path
+            if entry.is_dir(follow_symlinks=False):
+                yield from below(entry.path, device)

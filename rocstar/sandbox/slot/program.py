@@ -25,7 +25,7 @@ from resource import RLIMIT_AS, setrlimit  # where a program may have replaced t
 from types import CodeType, GeneratorType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from rocstar.sandbox.slot import channel, files
+from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import MAX_MESSAGE, MAX_TYPE, MAX_VALUE_BYTES
 from rocstar.sandbox.walls.plans import Inside
 
@@ -113,13 +113,17 @@ def send_files(paths: Sequence[str], folder: str, control: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         os.closerange(control + 1, MOST_FILES)
         os.chdir(folder)
-        found = files.read(paths)
-        channel.send_report(control, {"files": files.sizes(found)}, found.values())
+        found = channel.read_files(paths)
+        channel.send_report(
+            control, {"files": [(path, len(content)) for path, content in found.items()]}, found.values()
+        )
 
 
 def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int:
     """Run the program and send its report over control; the exit status."""
-    refused = prepare(task) if task.files or task.stdin else ""
+    refused = channel.write_files(task.files)
+    if task.stdin and not refused:
+        refused = attach_stdin(task.stdin)
     if refused:  # the disk is full: `check` refuses other faults earlier
         write_stderr(f"{refused}\n")
         return 1
@@ -158,27 +162,19 @@ def enter(base: Base, seed: int) -> None:
     base.seeder.reseed(seed)
 
 
-def prepare(task: channel.Program) -> str:
-    """Write files and standard input; why they could not be written, or ""."""
-    refused = files.write(task.files)
-    if task.stdin and not refused:
-        try:
-            attach_stdin(task.stdin)
-        except OSError as error:
-            refused = f"standard input could not be stored: {error}"
-    return refused
-
-
-def attach_stdin(stdin: str) -> None:
-    """Standard input becomes an unlinked file: seekable, and a program need not read it."""
-    source = os.open(".stdin", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    os.unlink(".stdin")
-    data = memoryview(stdin.encode())
-    while data:
-        data = data[os.write(source, data) :]
-    os.lseek(source, 0, os.SEEK_SET)
-    os.dup2(source, 0)
-    os.close(source)
+def attach_stdin(stdin: str) -> str:
+    """Standard input becomes an unlinked file: seekable, and a program need not read it. Why it could not, or ""."""
+    try:
+        with open(".stdin", "x+b", 0) as source:
+            os.unlink(".stdin")
+            data = memoryview(stdin.encode())
+            while data:
+                data = data[source.write(data) :]
+            source.seek(0)
+            os.dup2(source.fileno(), 0)
+    except OSError as error:
+        return f"standard input could not be stored: {error}"
+    return ""
 
 
 def limits(base: Base, memory_bytes: int, processes: int) -> list[Limit]:
@@ -220,7 +216,12 @@ class Execution:
                 self.value = shown[: self.value_bytes]
                 self.dropped = len(shown) - len(self.value)
         except SystemExit as error:
-            self.status = exit_status(error)
+            # As in the interpreter: 0 for None, a number itself, 255 if it is too large for C; else it is printed.
+            if isinstance(error.code, int):
+                self.status = error.code & 0xFF if -(2**63) <= error.code < 2**63 else 0xFF
+            elif error.code is not None:
+                write_stderr(f"{error.code}\n")
+                self.status = 1
         except BaseException as error:  # any exception of the program is its result
             self.fail(error)
 
@@ -228,7 +229,7 @@ class Execution:
         """Run the text; repr of its last expression, as IPython shows it."""
         name, module = self.filename, self.module
         linecache.cache[name] = (len(self.code), None, self.code.splitlines(True), name)
-        body, last = compiled(self.code, name)
+        body, last = compiled_by_lines(self.code, name) or compiled_by_tree(self.code, name)
         module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = module
         value = None
@@ -265,14 +266,9 @@ class Execution:
         return head
 
 
-def compiled(code: str, name: str) -> tuple[CodeType | None, CodeType | None]:
-    """The program, and separately its last expression if it ends in one without a semicolon."""
-    return compiled_by_lines(code, name) or compiled_by_tree(code, name)
-
-
 def compiled_by_lines(code: str, name: str) -> tuple[CodeType | None, CodeType] | None:
-    """Avoids the syntax tree, which costs 0.2 ms: if all lines but the last are a complete program and the last is a
-    complete expression, the text is that program followed by that expression."""
+    """As `compiled_by_tree` without the syntax tree, which costs 0.2 ms: if all lines but the last are a complete
+    program and the last is a complete expression, the text is that program followed by that expression."""
     head, _, last = code.rstrip().rpartition("\n")
     if not last or last[0] in " \t#)]}":
         return None
@@ -287,18 +283,16 @@ def compiled_by_lines(code: str, name: str) -> tuple[CodeType | None, CodeType] 
 
 
 def compiled_by_tree(code: str, name: str) -> tuple[CodeType, CodeType | None]:
+    """The program, and separately its last expression if it ends in one without a semicolon."""
     tree: Any = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not hidden_by_semicolon(code, tree.body[-1]):
-        last = ast.Expression(tree.body.pop().value)
+    if tree.body and isinstance(end := tree.body[-1], ast.Expr):
+        line = code.encode("utf-8", "surrogatepass").splitlines()[(end.end_lineno or 1) - 1]
+        if not line[end.end_col_offset or 0 :].lstrip().startswith(b";"):
+            last = ast.Expression(tree.body.pop().value)
     body = compile(tree, name, "exec", dont_inherit=True)
     flags = body.co_flags & FUTURE_FLAGS
     return body, compile(last, name, "eval", flags, dont_inherit=True) if last else None
-
-
-def hidden_by_semicolon(code: str, last: ast.Expr) -> bool:
-    line = code.encode("utf-8", "surrogatepass").splitlines()[(last.end_lineno or 1) - 1]
-    return line[last.end_col_offset or 0 :].lstrip().startswith(b";")
 
 
 def explained(error: BaseException, frames: int) -> list[Any]:
@@ -306,34 +300,18 @@ def explained(error: BaseException, frames: int) -> list[Any]:
     summary = traceback.TracebackException(
         type(error), error, error.__traceback__, limit=-frames, lookup_lines=False, compact=True
     )
-    keep_own_frames(summary)
+    chain = [summary]
+    while chain:  # keep only lines of the program, in this traceback and in those chained to it
+        part = chain.pop()
+        part.stack[:] = [frame for frame in part.stack if frame.filename.startswith((FILENAME, "<cell "))]
+        chain += [other for other in (part.__cause__, part.__context__) if other is not None]
+        chain += part.exceptions or []
     last = summary.stack[-1].lineno if summary.stack else None
     line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last
     write_stderr("".join(summary.format()))
     module, name = type(error).__module__, type(error).__qualname__
     kind = name if module in ("builtins", "__main__") else f"{module}.{name}"
     return [kind[:MAX_TYPE], str(summary)[:MAX_MESSAGE], line]
-
-
-def exit_status(error: SystemExit) -> int:
-    """As in the interpreter: 0 for None, a number itself, 255 if it is too large for C; anything else is printed and
-    becomes 1."""
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF if -(2**63) <= error.code < 2**63 else 0xFF
-    write_stderr(f"{error.code}\n")
-    return 1
-
-
-def keep_own_frames(summary: traceback.TracebackException) -> None:
-    """Keep only lines of the program in this traceback and in those chained to it."""
-    chain = [summary]
-    while chain:
-        part = chain.pop()
-        part.stack[:] = [frame for frame in part.stack if frame.filename.startswith((FILENAME, "<cell "))]
-        chain += [other for other in (part.__cause__, part.__context__) if other is not None]
-        chain += part.exceptions or []
 
 
 def write_stderr(text: str) -> None:

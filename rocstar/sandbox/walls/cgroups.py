@@ -222,12 +222,8 @@ def remove(folder: Path) -> None:
             except OSError:
                 if time.monotonic() > deadline:
                     return
-                kill(group)
+                with suppress(OSError):
+                    for pid in (group / "cgroup.procs").read_text().split():
+                        if pid != "0":  # a process of a pid namespace that is invisible to us
+                            os.kill(int(pid), signal.SIGKILL)
                 time.sleep(0.005)
-
-
-def kill(group: Path) -> None:
-    with suppress(OSError):
-        for pid in (group / "cgroup.procs").read_text().split():
-            if pid != "0":  # 0: a process of a pid namespace that is invisible to us
-                os.kill(int(pid), signal.SIGKILL)

@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, NoReturn
@@ -40,11 +40,10 @@ class Plan(NamedTuple):
     level: str
     """L1 to L3, see `call.Isolation`."""
     namespaces: int
-    """Flags for unshare; 0 for none."""
-    needs_root: bool = False
+    """Flags for unshare; 0 for none. Without a user namespace they need root."""
 
 
-ROOT = Plan("root", "L3", NAMESPACES, needs_root=True)
+ROOT = Plan("root", "L3", NAMESPACES)
 USER = Plan("user", "L3", NAMESPACES | linux.CLONE_NEWUSER)
 CONFINED = Plan("confined", "L2", 0)
 PROCESS = Plan("process", "L1", 0)
@@ -83,21 +82,6 @@ class Walls(NamedTuple):
     """Descriptor at which the kernel asks before a process of the slot starts another; -1 if it does not."""
     may_count: bool = True
     """Whether the slot may join a control group; false if a program could change its group's limits."""
-
-
-def kill_children(children: int, keep: Container[int] = ()) -> bool:
-    """Kill this process's children except `keep`; whether there were any. Their orphans may become children then.
-
-    `children`: a descriptor from `open_children`. All are stopped first: a stopped process cannot fork."""
-    if children < 0:
-        return False
-    os.lseek(children, 0, os.SEEK_SET)
-    others = [pid for pid in map(int, os.read(children, 65536).split()) if pid not in keep]
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in others:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-    return bool(others)
 
 
 def open_children() -> int:
@@ -175,15 +159,15 @@ def start_inside(plan: Plan, user: int, counted: bool) -> Walls:
     """Start a slot with namespaces. user: the user that programs run as, if we are root."""
     outside, workdir = (os.geteuid(), os.getegid()), rootfs.workdir()
     linux.unshare(plan.namespaces)
-    if plan.namespaces & linux.CLONE_NEWUSER:
+    if plan is USER:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
-    inside = Inside(plan.needs_root, True)
+    inside = Inside(plan is ROOT, True)
     walls = fork_slot(partial(rootfs.renew_workdir, workdir), workdir, inside)
     socket.sethostname("sandbox")
     rootfs.build(workdir)
     linux.drop_bounding_set()
-    if plan.needs_root:
+    if plan is ROOT:
         become(user)
     forks, missing = process_limit(inside)
     failed = confine(private_files=True, own_files=False, slot=os.getpid(), counted=counted)

@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,16 +60,10 @@ def sources() -> list[str]:
 
 
 def readable_by_all() -> bool:
-    """Whether a user without special rights can reach the interpreter and its libraries."""
-    return all(os.stat(folder).st_mode & stat.S_IXOTH for path in sources() for folder in ancestry(path))
-
-
-def ancestry(path: str) -> Iterator[str]:
-    """A path and the folders above it, as written and with symbolic links resolved."""
-    for folder in {path, os.path.realpath(path)}:
-        while folder != "/":
-            yield folder
-            folder = os.path.dirname(folder)
+    """Whether a user without special rights can reach the interpreter and its libraries: they and the folders above
+    them, as written and with symbolic links resolved."""
+    paths = {Path(path) for source in sources() for path in (source, os.path.realpath(source))}
+    return all(folder.stat().st_mode & stat.S_IXOTH for path in paths for folder in (path, *path.parents[:-1]))
 
 
 def workdir() -> str:
@@ -96,8 +90,7 @@ def build(workdir: str) -> None:
         os.symlink(workdir, name)
     os.mkdir(workdir)
     if os.path.isdir(package := f"{ROOT}/rocstar"):  # hides our source code if it is installed among the libraries
-        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY
-        linux.mount("tmpfs", package, "tmpfs", flags, "size=4k,mode=755")
+        linux.mount("tmpfs", package, "tmpfs", READ_ONLY, "size=4k,mode=755")
     mount_workdir(workdir)
     linux.unmount(OLD)
     os.rmdir(OLD)
@@ -152,7 +145,8 @@ def confine_files(readable: Sequence[str], workdir: str, *, network: bool = Fals
     """By Landlock, allow this process and all it starts to read and execute below `readable`, all access below
     `workdir`, nothing elsewhere; no TCP (ABI 4), unless it has its own `network`. Returns True if it cannot signal
     others either (ABI 6). Raises OSError if the kernel has no Landlock."""
-    abi = landlock_version()
+    version = ctypes.c_void_p(None), ctypes.c_size_t(0), ctypes.c_uint(GET_VERSION)
+    abi = linux.syscall(linux.LANDLOCK_CREATE_RULESET, *version, what="landlock")
     access = ACCESS_OF_ABI[min(abi, 3)] | (IOCTL_DEVICE if abi >= 5 else 0)
     ruleset = make_ruleset(access, TCP if abi >= 4 and not network else 0, SCOPES if abi >= 6 else 0)
     for path in readable:
@@ -175,13 +169,6 @@ def restrict(ruleset: int) -> None:
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
     linux.syscall(linux.LANDLOCK_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint(0), what="landlock_restrict_self")
     os.close(ruleset)
-
-
-def landlock_version() -> int:
-    """Version of the kernel's Landlock ABI. Raises OSError if there is none."""
-    null = ctypes.c_void_p(None)
-    size, flag = ctypes.c_size_t(0), ctypes.c_uint(GET_VERSION)
-    return linux.syscall(linux.LANDLOCK_CREATE_RULESET, null, size, flag, what="landlock")
 
 
 def make_ruleset(files: int, network: int, scopes: int) -> int:

@@ -19,10 +19,8 @@ from typing import Any
 
 from rocstar.sandbox.walls import linux
 
-Numbers = dict[str, tuple[int | None, int | None]]
-"""Name of a system call: its number on x86-64 and on aarch64; None if the architecture has no such call."""
-
 COLUMN = {"x86_64": 0, "aarch64": 1}
+# Below each heading: name of a system call, its number on x86-64 and on aarch64, `-` where it has none.
 TABLES = """
 [allowed]
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
@@ -83,7 +81,7 @@ bind 49 200, connect 42 203
 [signalling]
 kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434,
 pidfd_send_signal 424 424
-# Other arguments decide: see `rules`.
+# Other arguments decide: see `build`.
 [inspected]
 fcntl 72 25, ioctl 16 29, prctl 157 167, getsockopt 55 209, setsockopt 54 208, setrlimit 160 164, prlimit64 302 261,
 open 2 -, openat 257 56, statx 332 291, madvise 28 233, setpgid 109 154, rt_sigaction 13 134,
@@ -92,14 +90,14 @@ landlock_add_rule 445 445
 """
 
 
-def tables() -> dict[str, Numbers]:
-    """TABLES by heading. There a row is a name and two numbers, `-` for None."""
-    found: dict[str, Numbers] = {}
+def tables(machine: str) -> dict[str, dict[str, int]]:
+    """TABLES by heading: the number of each system call that the machine has. Raises KeyError for a machine other than
+    x86_64 and aarch64."""
+    column, found = COLUMN[machine], {}
     for section in re.split(r"^\[", re.sub(r"#.*", "", TABLES), flags=re.MULTILINE)[1:]:
         heading, rows = section.split("]", 1)
-        for name, *numbers in map(str.split, rows.split(",")):
-            first, second = (None if number == "-" else int(number) for number in numbers)
-            found.setdefault(heading, {})[name] = first, second
+        named = {name: numbers[column] for name, *numbers in map(str.split, rows.split(","))}
+        found[heading] = {name: int(number) for name, number in named.items() if number != "-"}
     return found
 
 
@@ -252,10 +250,15 @@ def options_rule(allowed: Iterable[int], network: bool) -> Code:
     return switch(1, [(level, one_of(2, options, REFUSING)) for level, options in levels], (REFUSING,))
 
 
-def rules(
+def build(
     machine: str, *, private_files: bool, own_files: bool, slot: int | None, network: bool = False, counted: bool = True
-) -> dict[int, Code]:
-    """The code for each system call, by number. Arguments are those of `build`."""
+) -> bytes:
+    """The filter as an array of sock_filter. `private_files`: only the program's own files are visible, so AF_UNIX may
+    be used; `own_files`: the program runs as the user who started us and may see their files, so modes and times may
+    not be changed; `slot`: process id of the slot if every other process of its user belongs to the program, else None;
+    `network`: the program has its own network, which it may use; `counted`: a control group counts its memory. Raises
+    KeyError like `tables`."""
+    known = tables(machine)
     local: dict[int, tuple[int, ...]] = {AF_UNIX: (0, AF_UNIX)} if private_files else {}
     protocols: tuple[int, ...] = (0, IPPROTO_TCP, IPPROTO_UDP)
     inet = dict.fromkeys((AF_INET, AF_INET6), protocols) if network else {}
@@ -271,7 +274,7 @@ def rules(
         "signalling": (ALLOWING,) if slot is None else signal_rule(slot),
         "inspected": (MISSING,),
     }
-    codes = {name: treatments[heading] for heading, table in tables().items() for name in table}
+    codes = {name: treatments[heading] for heading, table in known.items() for name in table}
     codes |= {
         "fcntl": fcntl_rule(),
         "ioctl": one_of(1, IOCTL_ALLOWED, answer(errno.ENOTTY)),
@@ -303,25 +306,13 @@ def rules(
     }
     if slot is not None:
         codes["tgkill"] = codes["rt_tgsigqueueinfo"] = switch(0, [(slot, (REFUSING,))], none_of(1, (slot,), REFUSING))
-    numbers = {name: row[COLUMN[machine]] for table in tables().values() for name, row in table.items()}
-    return {number: codes[name] for name, number in numbers.items() if number is not None}
-
-
-def build(machine: str, *, slot: int | None, **facts: bool) -> bytes:
-    """The filter as an array of sock_filter. `private_files`: only the program's own files are visible, so AF_UNIX may
-    be used; `own_files`: the program runs as the user who started us and may see their files, so modes and times may
-    not be changed; `slot`: process id of the slot if every other process of its user belongs to the program, else None;
-    `network`: the program has its own network, which it may use; `counted`: a control group counts its memory.
-
-    Raises KeyError for a machine other than x86_64 and aarch64."""
-    found = rules(machine, slot=slot, **facts)
+    found = {number: codes[name] for table in known.values() for name, number in table.items()}
     return assembled(machine, found, (MISSING,))
 
 
 def build_without_signals(machine: str) -> bytes:
-    """A second, small filter: the process may send no signal, not even to itself. Raises KeyError like `build`."""
-    numbers = (row[COLUMN[machine]] for row in tables()["signalling"].values())
-    return assembled(machine, {number: (REFUSING,) for number in numbers if number is not None}, (ALLOWING,))
+    """A second, small filter: the process may send no signal, not even to itself. Raises KeyError like `tables`."""
+    return assembled(machine, dict.fromkeys(tables(machine)["signalling"].values(), (REFUSING,)), (ALLOWING,))
 
 
 def assembled(machine: str, found: Mapping[int, Code], others: Code) -> bytes:
@@ -373,12 +364,13 @@ def loadable(code: bytes) -> tuple[Any, Any]:
 def ask_before_forks() -> int:
     """Load a filter by which this process, and all that it starts, ask at the returned descriptor before they start a
     process or a thread (`daemon.watch.Forks`). Needs no_new_privs, and that no other filter asks. Since Linux 5.5.
-    Raises OSError, and KeyError like `build`."""
-    column, numbers = COLUMN[linux.machine()], {name: row for table in tables().values() for name, row in table.items()}
-    asking = {number: (ASKING,) for name in ("fork", "vfork", "clone") if (number := numbers[name][column]) is not None}
-    head, _ = loadable(assembled(linux.machine(), asking, (ALLOWING,)))
+    Raises OSError, and KeyError like `tables`."""
+    machine = linux.machine()
+    numbers = {name: number for table in tables(machine).values() for name, number in table.items()}
+    asking = {numbers[name]: (ASKING,) for name in ("fork", "vfork", "clone") if name in numbers}
+    head, _ = loadable(assembled(machine, asking, (ALLOWING,)))
     flags = ctypes.c_uint(SET_FILTER), ctypes.c_uint(NEW_LISTENER)
-    return linux.syscall(SECCOMP[linux.machine()], *flags, head, what="seccomp")
+    return linux.syscall(SECCOMP[machine], *flags, head, what="seccomp")
 
 
 def deny_signals() -> None:

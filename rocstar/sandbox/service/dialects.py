@@ -1,32 +1,66 @@
-"""The API of SandboxFusion (github.com/bytedance/SandboxFusion), which verl and many other libraries use.
+"""The APIs of two other services, which their callers may use unchanged.
 
-200: it was run, `status` and `run_result` report the result; 422: a field has another shape, or the request needs an
-unsupported feature; 504: the service could not run it (overloaded or failed), the only status that verl retries.
+code-judge (github.com/0xWJ/code-judge), which rStar2-Agent's tools and rewards use. Status is 200 for all results of
+programs, 422 for a body of another shape. Departures: `cpp` and `math` are `invalid_input` (only Python runs here);
+`cost` is measured outside the program; a call may wait 14 s, but 4 s in code-judge.
 
-Departures: only Python; `executor_pod_name` is null; `cell_timeout` is ignored, as in SandboxFusion; a notebook that
-runs out of time returns the cells that ran. Absolute paths below /mnt and /tmp mean the working directory, which is
-mounted there for programs with their own file system. With another absolute path in `files` the program fails, and one
-in `fetch_files` is not returned. Not served: the data sets of /submit.
+SandboxFusion (github.com/bytedance/SandboxFusion), which verl and many other libraries use. 200: it was run, `status`
+and `run_result` report the result; 422: a field has another shape, or the request needs an unsupported feature; 504:
+the service could not run it (overloaded or failed), the only status that verl retries. Departures: only Python;
+`executor_pod_name` is null; `cell_timeout` is ignored, as in SandboxFusion; a notebook that runs out of time returns
+the cells that ran. Absolute paths below /mnt and /tmp mean the working directory, which is mounted there for programs
+with their own file system. With another absolute path in `files` the program fails, and one in `fetch_files` is not
+returned. Not served: the data sets of /submit.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
+import time
+import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, structs
 
 from rocstar.sandbox import check
-from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome, SessionLost, fault
-from rocstar.sandbox.service import native
+from rocstar.sandbox.call import (
+    Call,
+    Limits,
+    Outcome,
+    ProgramOutcome,
+    Response,
+    ServiceOutcome,
+    SessionLost,
+    failed,
+    fault,
+)
+from rocstar.sandbox.service import core, native
 from rocstar.sandbox.service.core import MEBIBYTE, BadRequest, Endpoints, HttpRequest, Service, decode, encode
 from rocstar.sandbox.service.native import HttpReply
+
+WINDOW_PER_SLOT = 4  # pending calls of a batch: no slot idles, and calls of others are not delayed
+MAX_BATCH = 50_000  # calls in one batch, with up to thirty parts each
+BATCH_PATIENCE_SECONDS = 3600.0  # of each call of a long batch
+SHORT_PATIENCE_SECONDS = 14.0  # code-judge answers within 19 s, so its callers wait as long; 5 s of it are for running
+MAX_OUTPUT_CHARACTERS = 1000  # per stream, as shown to models that were trained with code-judge
+TIMEOUT_LINE = "Suicide from timeout.\n"  # code-judge's wrapper prints it into the program's output
+REASONS: dict[Outcome, str] = {
+    ProgramOutcome.WALL_TIMEOUT: "worker_timeout",
+    ProgramOutcome.CPU_TIMEOUT: "worker_timeout",
+    ProgramOutcome.REJECTED: "invalid_input",
+    ServiceOutcome.OVERLOADED: "queue_timeout",
+    ServiceOutcome.CANCELLED: "internal_error",
+    ServiceOutcome.INTERNAL: "internal_error",
+}
 
 ANSWER_SECONDS = 8.0  # verl gives up compile_timeout + run_timeout + 10 s after its request: be earlier
 NOTEBOOK_OUTPUT_BYTES = 2**20  # of each cell
 MAX_CELLS = 1000
+MAX_REPLY_BYTES = 64 * 2**20  # results of a notebook are held until its last cell
 MIN_CELL_SECONDS = check.BOUNDS["wall_seconds"][0]
 TIMEOUTS: tuple[Outcome, ...] = (ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT)
 OUR_PLACES = re.compile(r"^(?:/mnt/|/tmp/)(?=[^/])")
@@ -36,6 +70,110 @@ CHAINED = (
     "\nDuring handling of the above exception, another exception occurred:\n\n",
 )
 """The text between two chained tracebacks."""
+
+
+class Submission(Struct, frozen=True, gc=False):
+    type: Literal["python", "cpp", "math"]
+    solution: str
+    """The program."""
+    sub_id: str | None = None
+    """Returned in the result; generated when missing."""
+    input: str | None = None
+    """Standard input."""
+    expected_output: str | None = None
+    """Compared with stdout, both without white space at the ends."""
+
+
+class BatchSubmission(Struct, frozen=True):
+    submissions: Annotated[list[Submission], Meta(min_length=1, max_length=MAX_BATCH)]
+    sub_id: str | None = None
+    type: Literal["batch"] = "batch"
+
+
+async def single(keep_output: bool, request: HttpRequest) -> HttpReply:
+    submission = decode(request.body, Submission, 422)
+    (result,) = await judged(request.service, [submission], SHORT_PATIENCE_SECONDS, keep_output)
+    return HttpReply(encode(result))
+
+
+async def batch(keep_output: bool, patience_seconds: float, request: HttpRequest) -> HttpReply:
+    submitted = decode(request.body, BatchSubmission, 422)
+    results = await judged(request.service, submitted.submissions, patience_seconds, keep_output)
+    return HttpReply(encode({"sub_id": submitted.sub_id or str(uuid.uuid4()), "results": results}))
+
+
+async def judged(
+    service: Service, submissions: Sequence[Submission], patience_seconds: float, keep_output: bool
+) -> list[dict[str, Any]]:
+    """A window of calls is pending at a time. Patience counts from now on. Cancelling ends the running programs."""
+    arrived, rest = time.monotonic(), iter(enumerate(submissions))
+    limits, results = core.default_limits(service.settings), dict[int, dict[str, Any]]()
+
+    async def work() -> None:
+        for index, each in rest:
+            service.held_back -= 1
+            if each.type == "python":
+                left = max(0.0, patience_seconds - (time.monotonic() - arrived))
+                stdin, name = each.input or "", str(index)
+                call = Call(id=name, code=each.solution, stdin=stdin, limits=limits, patience_seconds=left)
+                response = await service.run(call, waits=len(submissions) > 1)
+            else:
+                await asyncio.sleep(0)  # other tasks run between any two refused calls
+                refusal = f"type {each.type} is not run here; only python is"
+                response = failed("", ProgramOutcome.REJECTED, refusal)
+            results[index] = result_of(each, response, keep_output)
+
+    window = min(len(submissions), WINDOW_PER_SLOT * service.client.info().slots)
+    service.held_back += len(submissions)
+    workers = [asyncio.create_task(work()) for _ in range(window)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        service.held_back -= sum(1 for _ in rest)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [results[index] for index in range(len(submissions))]
+
+
+def result_of(submission: Submission, response: Response, keep_output: bool) -> dict[str, Any]:
+    """code-judge's SubmissionResult, or its JudgeResult, which has no output."""
+    run_success = response.outcome is ProgramOutcome.OK
+    expected = submission.expected_output
+    ran = isinstance(response.outcome, ProgramOutcome)
+    reason = REASONS.get(response.outcome, "")
+    result: dict[str, Any] = {
+        "sub_id": submission.sub_id or str(uuid.uuid4()),
+        "success": run_success and (expected is None or response.stdout.strip() == expected.strip()),
+        "run_success": run_success,
+        "cost": response.run_seconds if ran else response.queue_seconds,
+        "reason": reason,
+    }
+    if keep_output:
+        stdout = response.stdout + (TIMEOUT_LINE if reason == "worker_timeout" else "")
+        result["stdout"] = stdout[:MAX_OUTPUT_CHARACTERS] if ran else None
+        result["stderr"] = (response.stderr or response.message)[:MAX_OUTPUT_CHARACTERS] if ran else None
+    return result
+
+
+async def status(request: HttpRequest) -> HttpReply:
+    service = request.service
+    return HttpReply(encode({"queue": service.usage().waiting, "num_workers": service.client.info().slots}))
+
+
+async def ping(request: HttpRequest) -> HttpReply:
+    return HttpReply(b'"pong"')
+
+
+def endpoints(prefix: str) -> Endpoints:
+    found: Endpoints = {("GET", f"{prefix}/status"): status, ("GET", f"{prefix}/ping"): ping}
+    for verb, keep_output in (("run", True), ("judge", False)):
+        found |= {
+            ("POST", f"{prefix}/{verb}"): partial(single, keep_output),
+            ("POST", f"{prefix}/{verb}/batch"): partial(batch, keep_output, SHORT_PATIENCE_SECONDS),
+            ("POST", f"{prefix}/{verb}/long-batch"): partial(batch, keep_output, BATCH_PATIENCE_SECONDS),
+        }
+    return found
 
 
 class Common(Struct, frozen=True, kw_only=True):
@@ -140,7 +278,10 @@ async def play(
             responses.append(last)
             left -= last.run_seconds
             size += sum(map(len, (last.stdout, last.stderr, last.value or "", *last.images, *last.files.values())))
-            request.hold(size)
+            if size > MAX_REPLY_BYTES:
+                raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer cells at once", 413)
+            if size > core.SMALL_BYTES:
+                request.held.resize(len(request.body) + size)
             if left <= 0 or isinstance(last.outcome, ServiceOutcome):
                 break
     return responses
@@ -215,4 +356,5 @@ def split_traceback(stderr: str) -> tuple[str, str]:
     return stderr[:start], stderr[start:]
 
 
-ENDPOINTS: Endpoints = {("POST", "/run_code"): run_code, ("POST", "/run_jupyter"): run_jupyter}
+ENDPOINTS = endpoints("") | endpoints("/code-judge")
+ENDPOINTS |= {("POST", "/run_code"): run_code, ("POST", "/run_jupyter"): run_jupyter}
