@@ -113,10 +113,7 @@ def test_data_check_tells_of_references_that_are_right_backwards(
 
 @pytest.mark.parametrize(
     ("template", "tokens"),
-    [
-        (THINKING, ("<|im_start|>", "<|im_end|>")),
-        (LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")),
-    ],
+    [(THINKING, ("<|im_start|>", "<|im_end|>")), (LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"))],
 )
 def test_special_tokens_of_the_model_are_marked(
     folder: Path, capsys: pytest.CaptureFixture[str], template: str, tokens: tuple[str, ...]

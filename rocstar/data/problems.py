@@ -152,8 +152,8 @@ def detect_columns(row: Row, *, where: str, needs_answer: bool = True) -> Proble
     fields = [str(name) if value is not None else f"{name} (null)" for name, value in row.items()]
     raise DataError(
         f"{where}: the fields {', '.join(fields) or '(none)'} do not fit any known layout "
-        f"({names}); name those that hold question and answer: "
-        "question and answer of a pool's source, data.columns to train, --question and --answer of eval and data check."
+        f"({names}); name those that hold question and answer: question and answer of a pool's source, data.columns to "
+        "train, --question and --answer of eval and data check, --question and --gold of reward test."
     )
 
 
