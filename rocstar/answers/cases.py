@@ -164,8 +164,8 @@ def _text(file: Path, line: int, row: Mapping[str, Any], name: str, option: str)
     if isinstance(value, list) and all(isinstance(message, dict) for message in value):
         value = completion_text(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        got = type(value).__name__
-        raise DataError(f"{file}, line {line}, field {name!r}: expected text or a number, got {got}{none}.")
+        wrong = f"expected text or a number, got {type(value).__name__}"
+        raise DataError(f"{file}, line {line}, field {name!r}: {wrong}; name another column with --{option}{none}.")
     return str(value)
 
 

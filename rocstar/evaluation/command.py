@@ -206,7 +206,7 @@ def _planned(spec: EvalSpec, problem_set: ProblemSet) -> PlannedEvaluation:
 def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
     capped = OPTIONS["max_response_tokens"] in map(key_of, (*settings, *spec.options))
     if spec.endpoint is None:
-        local = find_subject(spec.model, spec.runs, settings, spec.options)
+        local = find_subject(spec.model, spec.runs, settings, spec.options, spec.answer)
         return replace(local, capped=capped or local.run is not None)
     if spec.tools not in (None, *get_args(ToolStyle)):
         raise ConfigError(f"--tools {spec.tools} is none of {', '.join(get_args(ToolStyle))}")
