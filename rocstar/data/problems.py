@@ -313,8 +313,8 @@ def _text(value: Any, place: str, *, numbers: bool) -> str:
     found = "an empty text" if isinstance(value, str) else as_written(value)
     kind = EmptyField if value is None or isinstance(value, str) else DataError
     parts = numbers and isinstance(value, list | dict)
-    remedy = '; with data.columns.answer = "" a reward function of your own reads such columns' if parts else ""
-    raise kind(f"{place}: expected {expected}, got {found}{remedy}.")
+    remedy = '; write it as a text, or let a reward function of your own read it, with data.columns.answer = ""'
+    raise kind(f"{place}: expected {expected}, got {found}{remedy * parts}.")
 
 
 def _last_box(text: str) -> str | None:
