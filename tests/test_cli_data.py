@@ -107,16 +107,15 @@ def test_data_check_tells_of_references_that_are_right_backwards(
     jsonl(file, *({"question": f"q {each}", "answer": each} for each in answers))
     told = json_of(capsys, "data", "check", str(file))["reordered"]
     assert told["examples"] == ['line 1: "9, 5, 3" for "3, 5, 9"', 'line 2: "cba" for "abc"']
-    assert run(["data", "check", str(file), "evaluate.verifier=boxed_text"]) == 0
-    assert "backwards" not in capsys.readouterr().out
+    own = ["evaluate.verifier=rocstar.adapters.rewards:compute_score", 'data.columns.answer=""']
+    for settings in (["evaluate.verifier=boxed_text"], own):
+        told = json_of(capsys, "data", "check", str(file), *settings)  # a function of the user's own judges by itself
+        assert not any(told[name]["rows"] for name in ("reordered", "refused", "unread"))
 
 
 @pytest.mark.parametrize(
     ("template", "tokens"),
-    [
-        (THINKING, ("<|im_start|>", "<|im_end|>")),
-        (LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")),
-    ],
+    [(THINKING, ("<|im_start|>", "<|im_end|>")), (LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"))],
 )
 def test_special_tokens_of_the_model_are_marked(
     folder: Path, capsys: pytest.CaptureFixture[str], template: str, tokens: tuple[str, ...]

@@ -51,9 +51,8 @@ def load_cases(
     graded: bool = False,
 ) -> list[Case]:
     """The cases of a file, in its order. rows: (line, row), as `data.rows.read_rows` gives them. text, gold, expected:
-    column names; if a default one is absent and exactly one usual synonym exists, that is used. limit: read only the
-    first so many. graded: if any expected value is a reward, such as 0.5, and not a verdict, all are rewards. Raises
-    DataError naming file, line and field."""
+    column names. limit: read only the first so many. graded: rows need no reference (gold "") and if any expected value
+    is a reward, such as 0.5, and not a verdict, all are rewards. Raises DataError naming file, line and field."""
     file = Path(path)
     cases = []
     for line, row in islice(rows, limit):
@@ -64,7 +63,7 @@ def load_cases(
             Case(
                 line=line,
                 text=_text(file, line, row, text, "text"),
-                gold=_text(file, line, row, gold, "gold"),
+                gold=_text(file, line, row, gold, "gold") if gold or not graded else "",
                 expected=expected_value,
                 columns=row,
             )
@@ -157,16 +156,16 @@ def short(value: Any, most: int = SHOWN_CHARS) -> str:
 
 
 def _text(file: Path, line: int, row: Mapping[str, Any], name: str, option: str) -> str:
+    none = ', or give reward test --gold "" where a function reads other columns' * (option == "gold")
     if name not in row:
-        there = ", ".join(row)
-        raise DataError(
-            f"{file}, line {line}: no column {name!r}, {ROLES[option]}, among {there}; name it with --{option}."
-        )
+        there = f"no column {name!r}, {ROLES[option]}, among {', '.join(row)}"
+        raise DataError(f"{file}, line {line}: {there}; name it with --{option}{none}.")
     value = row[name]
     if isinstance(value, list) and all(isinstance(message, dict) for message in value):
         value = completion_text(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(f"{file}, line {line}, field {name!r}: expected text or a number, got {type(value).__name__}.")
+        wrong = f"expected text or a number, got {type(value).__name__}"
+        raise DataError(f"{file}, line {line}, field {name!r}: {wrong}; name another column with --{option}{none}.")
     return str(value)
 
 

@@ -152,8 +152,8 @@ def detect_columns(row: Row, *, where: str, needs_answer: bool = True) -> Proble
     fields = [str(name) if value is not None else f"{name} (null)" for name, value in row.items()]
     raise DataError(
         f"{where}: the fields {', '.join(fields) or '(none)'} do not fit any known layout "
-        f"({names}); name those that hold question and answer: "
-        "question and answer of a pool's source, data.columns to train, --question and --answer of eval and data check."
+        f"({names}); name those that hold question and answer: question and answer of a pool's source, data.columns to "
+        "train, --question and --answer of eval and data check, --question and --gold of reward test."
     )
 
 
@@ -313,8 +313,8 @@ def _text(value: Any, place: str, *, numbers: bool) -> str:
     found = "an empty text" if isinstance(value, str) else as_written(value)
     kind = EmptyField if value is None or isinstance(value, str) else DataError
     parts = numbers and isinstance(value, list | dict)
-    remedy = '; with data.columns.answer = "" a reward function of your own reads such columns' if parts else ""
-    raise kind(f"{place}: expected {expected}, got {found}{remedy}.")
+    remedy = '; write it as a text, or let a reward function of your own read it, with data.columns.answer = ""'
+    raise kind(f"{place}: expected {expected}, got {found}{remedy * parts}.")
 
 
 def _last_box(text: str) -> str | None:

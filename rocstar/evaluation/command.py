@@ -205,7 +205,7 @@ def _planned(spec: EvalSpec, problem_set: ProblemSet) -> PlannedEvaluation:
 def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
     capped = OPTIONS["max_response_tokens"] in map(key_of, (*settings, *spec.options))
     if spec.endpoint is None:
-        local = find_subject(spec.model, spec.runs, settings, spec.options)
+        local = find_subject(spec.model, spec.runs, settings, spec.options, spec.answer)
         return replace(local, capped=capped or local.run is not None)
     if spec.tools not in (None, *get_args(ToolStyle)):
         raise ConfigError(f"--tools {spec.tools} is none of {', '.join(get_args(ToolStyle))}")
@@ -215,7 +215,6 @@ def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
     recipe = changed(Recipe(), given, spec.options)
     if bare:
         recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"max_turns": 1})})
-    usual = None if bare else SYSTEM
     return EndpointModel(
         url=spec.endpoint.rstrip("/"),
         name=spec.model,
@@ -224,7 +223,7 @@ def _subject(spec: EvalSpec, settings: Sequence[str]) -> Subject:
         tools=cast(ToolStyle, spec.tools or "openai"),
         recipe=recipe,
         capped=capped,
-        system=usual if spec.system is None else spec.system or None,
+        system=(None if bare else SYSTEM) if spec.system is None else spec.system or None,
     )
 
 
@@ -264,8 +263,7 @@ def _carried_out(planned: PlannedEvaluation, screen: Screen) -> dict[str, Any]:
             if recall.found:
                 screen.note(f"{recall.found} answers exist from an earlier start; only missing ones are requested")
             evaluation = asyncio.run(_evaluated(planned, recall, machines, screen))
-        questions = (problem.question for problem in problem_set.problems)
-        note = note_of(subject.run, subject.step, questions, problem_set.title)
+        note = note_of(subject.run, subject.step, (one.question for one in problem_set.problems), problem_set.title)
         evaluation = replace(evaluation, result={**evaluation.result, "contamination": note})
         evaluation.write(planned.folder, subject.step, subject.version)
         recall.forget()
@@ -332,10 +330,8 @@ def _tell_kept(evaluation: Evaluation, planned: PlannedEvaluation, screen: Scree
         other = ", of other weights or with another tokenizer" if before not in (None, planned.setup.get(HOLDS)) else ""
         screen.note(f"the same evaluation was made before{other}, in {planned.finished[0]}; this one is kept beside it")
     if missing := evaluation.result["environment_failed"]:
-        attempts = evaluation.result["attempts"]
-        screen.note(
-            f"{missing} of {attempts} attempts ended by failures outside the model and are in none of the figures"
-        )
+        counts = f"{missing} of {evaluation.result['attempts']} attempts"
+        screen.note(f"{counts} ended by failures outside the model and are in none of the figures")
     screen.note(f"saved as {label_of(planned.folder, planned.spec.runs)} in {planned.folder}")
 
 

@@ -89,7 +89,7 @@ def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
         allow = " ".join(f"--allow {field}" for field in found)
         raise ConfigError(
             f"the evaluations differ {'; '.join(found.values())}; "
-            f"evaluate both alike, or add {allow} if that is what you compare"
+            f"evaluate both alike, or add {allow} to rocstar compare if that is what you compare"
         )
 
 

@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int, float], None]
 """(which attempts, problems done, of so many, right share of their judged attempts, nan without one);
 `Screen.attempted` is one."""
-Figures = Callable[[Sequence[Group]], Mapping[str, Any]]
-"""Further figures of a benchmark's own; `Scorer.figures` is one."""
 TRANSCRIPTS = 8  # attempts kept as text in the result; all of them are in samples.parquet
 CIRCUMSTANCES = ("versions", "git")
 """Keys of the setup left out of an evaluation's name, so that a later repetition has the same name."""
 UNUSUAL = {"agent", "agent_seconds", "agent_walls", "agent_reads", "tool_name", "truncated"}
 """Settings of rollouts recorded in a setup only if not the default: older results lack them."""
+AGAIN = "evaluate again (in a run: rocstar train --resume RUN)"
 PROBE = "QUESTION"  # placeholder for the question in the recorded text of a template
 
 
@@ -214,11 +213,10 @@ async def evaluate_policy(
     if protocol.greedy:
         groups["greedy"] = await roll("greedy", "greedy", 1, Sampling(max_new_tokens=1, temperature=0.0))
     sampled, greedy = groups["samples"], groups.get("greedy", [])
-    own: Figures = getattr(solver.verifier, "figures", lambda groups: {})
     shown = (greedy or sampled)[:TRANSCRIPTS]
     result = {
         **_figures(sampled, greedy, protocol.attempts),
-        **own(sampled),
+        **getattr(solver.verifier, "figures", lambda groups: {})(sampled),
         "setup": setup,
         "transcripts": [transcript(group, group.trajectories[0], solver.codec) for group in shown],
     }
@@ -228,6 +226,7 @@ async def evaluate_policy(
 def _tally(name: str, total: int, attempts: int, budget: float, progress: Progress) -> Callable[[Group], None]:
     done = right = judged = 0
     faults: list[str | None] = []
+    unasked: list[str | None] = []  # of agents that failed before the model had said anything: no evidence about it
 
     def count(group: Group) -> None:
         nonlocal done, right, judged
@@ -235,12 +234,17 @@ def _tally(name: str, total: int, attempts: int, budget: float, progress: Progre
         judged += sum(map(is_judged, group.trajectories))
         right += sum(map(is_right, filter(is_judged, group.trajectories)))
         faults.extend(one.fault for one in group.trajectories if one.stop is Stop.ENVIRONMENT_FAILED)
+        silent = (one for one in group.trajectories if not one.turns)
+        unasked.extend(one.fault for one in silent if one.stop in (Stop.AGENT_FAILED, Stop.AGENT_TIMEOUT))
         progress(name, done, total, right / judged if judged else math.nan)
+        if len(unasked) == total * attempts:
+            why = "rollout.agent failed in every attempt of this evaluation before the model said anything"
+            raise RunHalted(f"{why}, so it has no result; mend the agent and {AGAIN}: {unasked[0]}")
         if len(faults) > budget * total * attempts:
             raise RunHalted(
                 f"{len(faults)} of the {total * attempts} attempts of this evaluation ended by failures outside the "
                 f"model, which is more than run.fault_budget {budget:.0%} allows, so it has no result; "
-                f"repair what the first of them says and evaluate again: {faults[0]}"
+                f"repair what the first of them says and {AGAIN}: {faults[0]}"
             )
 
     return count
@@ -282,12 +286,10 @@ def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -
 def _longest_prompt(groups: Sequence[Group]) -> int | None:
     """None for an endpoint, whose prompt tokens are unknown."""
     first = [group.trajectories[0] for group in groups]
-    if any(attempt.told_tokens is not None for attempt in first):
-        return None
-    return max((len(attempt.prompt_ids) for attempt in first), default=0)
+    is_told = any(attempt.told_tokens is not None for attempt in first)
+    return None if is_told else max((len(attempt.prompt_ids) for attempt in first), default=0)
 
 
 def _notes(summary: EvalSummary) -> tuple[int, float]:
     """`missing` and `undecided` of its figures."""
-    judged = summary.attempts - summary.environment_failed
-    return summary.environment_failed, summary.undecided / max(1, judged)
+    return summary.environment_failed, summary.undecided / max(1, summary.attempts - summary.environment_failed)

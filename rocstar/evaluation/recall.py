@@ -68,12 +68,12 @@ class Recall(AbstractContextManager["Recall"]):
             self._journal.append({"setup": self._setup, "asked": key, "answer": answer})
 
     async def attempt(self, key: str, ask: Callable[[], Awaitable[Trajectory]]) -> Trajectory:
-        """The same for an attempt. One ended by a service failure is not stored."""
+        """The same for an attempt. One ended by a service failure, or before the model said anything, is not stored."""
         attempts: list[Trajectory] = []
 
         async def packed() -> str | None:
             attempts.append(await ask())
-            return None if attempts[0].stop is Stop.ENVIRONMENT_FAILED else pack(attempts[0])
+            return None if attempts[0].stop is Stop.ENVIRONMENT_FAILED or not attempts[0].turns else pack(attempts[0])
 
         answer = await self.answer(key, packed)
         return attempts[0] if answer is None or attempts else unpack(answer)

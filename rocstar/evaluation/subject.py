@@ -303,19 +303,21 @@ Subject = LocalModel | EndpointModel
 """A subject of an evaluation."""
 
 
-def find_subject(name: str, runs: Path, settings: Sequence[str], options: Mapping[str, str]) -> LocalModel:
+def find_subject(name: str, runs: Path, settings: Sequence[str], options: Mapping[str, str], gold: str) -> LocalModel:
     """A Hugging Face folder, a run's name, `last` or RUN@STEP, with the run's settings or the defaults, and these
-    changes. Raises ConfigError if nothing has that name."""
+    changes. gold: column of references in the rows to ask; "": none. Raises ConfigError if nothing has that name."""
     model, run, step = model_named(name, runs)
     recipe = resolved_from_json(run.resolved).as_evaluated() if run else Recipe()
     refuse_unread(settings, options)
-    return LocalModel(model=model, recipe=changed(recipe, settings, options), run=run, step=step)
+    data = [("", recipe.data), *((f"stage.{stage.name}.", stage.data) for stage in recipe.rollout_stages)]
+    asked = [f"{of}data.columns.answer={gold}" for of, one in data if one.source == "files"]
+    return LocalModel(model=model, recipe=changed(recipe, [*asked, *settings], options), run=run, step=step)
 
 
 def find_agent(name: str, runs: Path, settings: Sequence[str], context: int | None) -> LocalModel:
     """A model to talk to, checked before anything is loaded. context: tokens of the longest conversation; None: what
     the model holds. Raises ConfigError for a model, a setting or a context that cannot be used."""
-    subject = find_subject(name, runs, settings, {})
+    subject = find_subject(name, runs, settings, {}, "answer")
     if context is not None and context > subject.holds:
         raise ConfigError(f"--context {context} is more than the {subject.holds} tokens that the model holds; lower it")
     subject.conversation()

@@ -94,10 +94,10 @@ def _maker(
         return mcp_tools(name, limits)
     if is_reference(name):
         return _own(name, load(name, folders=folders, setting="sandbox.tools"), limits)
-    close = get_close_matches(name, BUILT_IN, n=1, cutoff=0.0)[0]
+    close = [f"; did you mean {near!r}?" for near in get_close_matches(name, BUILT_IN, n=1)] or ["."]
     raise ConfigError(
-        f"sandbox.tools names {name!r}, which is none of {', '.join(BUILT_IN)}; did you mean {close!r}? "
-        "A tool of your own is written package.module:name, an MCP server mcp:COMMAND or mcp:URL"
+        f"sandbox.tools names {name!r}, which is none of {', '.join(BUILT_IN)}{close[0]} A tool of your own is written "
+        "package.module:name or file.py:name, an MCP server mcp:COMMAND or mcp:URL"
     )
 
 

@@ -462,10 +462,7 @@ async def test_a_tool_that_is_down_when_it_is_closed_is_a_fault_and_not_the_end_
     [
         ("no_such_program --flag", "names no program that exists here; write a command"),
         ("python no_such_file.py", "there is no file 'no_such_file.py' in /"),
-        (
-            __file__,
-            r"no program that exists here; write a command \('python a.py'\), package.module:name or a.py:name",
-        ),
+        (__file__, r"no program that exists here; write a command \('python a.py'\), package.module:name or a.py:name"),
         ("'unclosed", "can't be read as a command: No closing quotation"),
         ("own_missing:agent", "there is no module own_missing"),
     ],

@@ -30,7 +30,7 @@ def test_a_file_of_problems_lacks_what_a_model_wrote(tmp_path: Path) -> None:
         ("", "no rows"),
         ("[1]", "line 1: expected a JSON object"),
         ('{"text": "5", "gold": "6"}\n{', "line 2, column 2: not JSON"),
-        ('{"text": "5"}', "line 1: no column 'gold', the reference, among text; name it with --gold"),
+        ('{"text": "5"}', "line 1: no column 'gold', the reference, among text; name it with --gold, or give reward"),
         ('{"text": null, "gold": "6"}', "line 1, field 'text'"),
         ('{"text": "1", "gold": "6", "ok": "maybe"}', "line 1, field 'ok': expected true or false, got 'maybe'"),
     ],

@@ -19,9 +19,7 @@ def cases(tmp_path: Path) -> str:
         {"text": "the answer is 6", "gold": "7", "good": True},
         {"text": r"\boxed{x}", "gold": "9^{9^{9^{9}}}", "good": False},
     ]
-    file = tmp_path / "cases.jsonl"
-    jsonl(file, *rows)
-    return str(file)
+    return str(jsonl(tmp_path / "cases.jsonl", *rows))
 
 
 def test_verify_shows_each_case_and_a_summary(cases: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,8 +85,7 @@ def test_a_reward_alone_is_tried_on_problems(
             {"data_source": "d", "prompt": prompt, "reward_model": model, "level": row["level"]}
             for row, (prompt, model) in zip(ROWS, told, strict=True)
         ]
-    file = modules / f"problems.{form}"
-    jsonl(file, *rows)
+    file = jsonl(modules / f"problems.{form}", *rows)
     shown = json_of(capsys, "reward", "test", "reward_of_a_test.py:within", "--data", str(file))
     assert shown["summary"]["agreement"] == 1.0 and shown["summary"]["cases"] == 6
     assert [row["text"] for row in shown["rows"]][:2] == ["<answer>\\boxed{2}</answer>", "<answer>\\boxed{3}</answer>"]
@@ -120,8 +117,7 @@ def test_a_graded_reward_is_compared_with_the_grade_that_somebody_expected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "half_reward_for_a_test.py").write_text("def f(completions, grade, **columns):\n    return [0.5]\n")
-    data = tmp_path / "graded.jsonl"
-    jsonl(data, *({"text": "1", "gold": "2", "grade": grade} for grade in (0.5, 1, 0.25)))
+    data = jsonl(tmp_path / "graded.jsonl", *({"text": "1", "gold": "2", "grade": grade} for grade in (0.5, 1, 0.25)))
     asked = ["reward", "test", f"{tmp_path}/half_reward_for_a_test.py:f", "--data", str(data)]
     assert cli.run([*asked, "--expected", "grade", "--limit", "2"]) == OK
     assert "expected: 2\nagreed: 1\n" in capsys.readouterr().out
@@ -134,9 +130,11 @@ def test_of_problems_without_a_reference_nothing_is_expected_and_their_own_colum
 ) -> None:
     (tmp_path / "p.jsonl").write_text('{"question": "1+1?", "solution": "2"}\n')
     (tmp_path / "own_reward_for_a_test.py").write_text(
-        "def f(completions, solution, **columns):\n    return [float(solution == ['2'])]\n"
+        "def f(completions, solution, **columns):\n    return [float(solution in (['2'], [['2']]))]\n"
     )
     asked = ["reward", "test", f"{tmp_path}/own_reward_for_a_test.py:f", "--data", f"{tmp_path}/p.jsonl", "--gold", ""]
     shown = json_of(capsys, *asked)
     assert [row["reward"] for row in shown["rows"]] == [1.0, 1.0]
     assert not any("expected" in row for row in shown["rows"]) and "agreement" not in shown["summary"]
+    (tmp_path / "p.jsonl").write_text('{"text": "[1]", "solution": ["2"]}\n')  # a case, whose reference is a list
+    assert [row["reward"] for row in json_of(capsys, *asked)["rows"]] == [1.0]

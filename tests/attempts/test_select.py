@@ -111,11 +111,11 @@ def test_each_option_chooses_its_own(files: list[Path], asked: str, count: int) 
     assert len(json.loads(CliRunner().invoke(app, given).stdout)["attempts"]) == count
 
 
-def listed(base: Path, *made: Trajectory) -> str:
-    """What `runs rollouts` says of these attempts of a step."""
-    folder = run(base)
-    records = [AttemptRecord(problem=PROBLEM, trajectory=one, choice=None, policy_version=1) for one in made]
-    write_attempts(folder.rollout_file(1), 1, records, decode)
+def listed(base: Path, *made: Trajectory, gold: str = PROBLEM.answer) -> str:
+    """What `runs rollouts` says of these attempts of a step, whose turns end with a template's mark."""
+    folder, problem = run(base), replace(PROBLEM, answer=gold)
+    records = [AttemptRecord(problem=problem, trajectory=one, choice=None, policy_version=1) for one in made]
+    write_attempts(folder.rollout_file(1), 1, records, lambda ids: f"{decode(ids)}<|im_end|>")
     return CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
 
 
@@ -143,6 +143,8 @@ def test_why_there_is_no_answer_to_show_is_told(tmp_path: Path) -> None:
         "answered: no answer",
         f"agent_failed: python ended with 1: KeyError: {'x' * 90}",
     ]
+    shown = listed(tmp_path / "no reference", made[0], gold="")
+    assert " 1 call, " in shown and "answered: judged by the reward function, '<13>'\n" in shown
 
 
 def test_an_agents_attempt_is_shown_with_its_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_parquet_with_nested_columns_is_read(tmp_path: Path) -> None:
         ({"prompt": [], "label": "2"}, "got no messages"),
         ({"prompt": ["1+1?"], "label": "2"}, 'got "1+1?"; write each message as {"role"'),
         ({"messages": ASKED}, "beside messages there is none of answer, "),
-        ({"prompt": ASKED, "reward_model": {"ground_truth": ["2"]}}, 'got ["2"]; with data.columns.answer = "" a'),
+        ({"prompt": ASKED, "reward_model": {"ground_truth": ["2"]}}, 'got ["2"]; write it as a text, or let a reward'),
         ({"prompt": ASKED, "label": " "}, 'field "label": expected a text or a number, got an empty text'),
     ],
 )

@@ -108,13 +108,7 @@ def test_a_second_build_asks_nothing_and_gives_the_same_bytes(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        400,
-        text("cut off h", finish="length"),
-        text("  "),
-        {"content": None},
-        text("x", finish="content_filter"),
-    ],
+    [400, text("cut off h", finish="length"), text("  "), {"content": None}, text("x", finish="content_filter")],
     ids=["refused", "cut", "blank", "null", "filtered"],
 )
 def test_what_the_endpoint_will_not_answer_leaves_only_that_row_out(tmp_path: Path, answer: Said) -> None:

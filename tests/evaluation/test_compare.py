@@ -102,7 +102,7 @@ def test_an_undecided_attempt_is_not_right_and_its_share_is_said(
         (B, {"a field of tomorrow": 1}, "a field of tomorrow", ["--allow a field of tomorrow"]),
         (B, {"temperature": 1.0, "data": OTHERS}, None, [
             "in data.problems_sha256: ", "; in temperature: 0.6 in ",
-            "--allow data.problems_sha256 --allow temperature if",
+            "--allow data.problems_sha256 --allow temperature to rocstar compare if",
         ]),
         ({"other": [True]}, {}, None, ["no problem in common"]),
     ],

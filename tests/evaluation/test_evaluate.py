@@ -20,7 +20,7 @@ from rocstar.evaluation.evaluate import _words_of as setup_words
 from rocstar.record.rollouts import attempt_rows
 from rocstar.rollout.collect import Roller
 from rocstar.support.screen import Screen
-from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
+from rocstar.types import Problem, Sampling, Stop, ToolCall, ToolResult, Trajectory, Verdict, problem_id
 from tests.dialogue.folders import folder_of
 from tests.rollout.examples import ANSWER, CODEC, conversation, program, roller
 from tests.scripted import ScriptedEngine, ScriptedTool, ScriptedVerifier
@@ -67,6 +67,21 @@ async def test_greedy_attempts_have_the_same_budget() -> None:
         await evaluated(calling(greedy_only, Dead({})), greedy=True)
 
 
+async def test_where_every_agent_failed_before_the_model_said_anything_there_is_no_result() -> None:
+    async def attempt(problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+        whole = await calling(of_problem(0)).attempt(problem, index, sampling)
+        return replace(
+            whole, turns=(whole.turns if problem in spoken else ()), stop=Stop.AGENT_FAILED, fault="no openai"
+        )
+
+    spoken = list[Problem]()
+    solver = Mock(codec=CODEC, verifier=ScriptedVerifier(lambda *_: Verdict.WRONG), note=Mock(), attempt=attempt)
+    with pytest.raises(RunHalted, match=r"agent failed in every attempt.*before the model said.*RUN\): no openai"):
+        await evaluated(solver)
+    spoken.append(PROBLEMS[0])
+    assert (await evaluated(solver)).result["agent_failed_share"] == 1.0
+
+
 async def test_below_the_budget_every_figure_names_what_is_missing(tmp_path: Path) -> None:
     said = Mock()
     made = await evaluated(calling(of_problem(3), Dead({})), said=said)
@@ -76,9 +91,8 @@ async def test_below_the_budget_every_figure_names_what_is_missing(tmp_path: Pat
     for name in ("accuracy", "avg@1", "pass@1"):
         assert (result[name]["n"], result[name]["missing"]) == (19, 1)
     made.write(tmp_path / "e", 3, 7)
-    assert {row["policy_version"] for row in attempt_rows(tmp_path / "e" / "samples.parquet", ("policy_version",))} == {
-        7
-    }
+    rows = attempt_rows(tmp_path / "e" / "samples.parquet", ("policy_version",))
+    assert {row["policy_version"] for row in rows} == {7}
     kept = json.loads((tmp_path / "e" / "result.json").read_text())
     assert kept["accuracy"]["missing"] == 1 and kept["setup"] == SETUP
 

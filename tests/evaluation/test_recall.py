@@ -41,7 +41,7 @@ async def test_what_an_earlier_process_got_is_not_asked_again_and_faults_are(tmp
     def ask(name: str, stop: Stop) -> Any:
         async def made() -> Trajectory:
             asked.append(name)
-            return attempt(stop=stop)
+            return replace(attempt(stop=stop), turns=()) if stop is Stop.AGENT_FAILED else attempt(stop=stop)
 
         return made
 
@@ -49,6 +49,7 @@ async def test_what_an_earlier_process_got_is_not_asked_again_and_faults_are(tmp
     assert not (tmp_path / "e").exists()
     await first.attempt("a", ask("a", Stop.ANSWERED))
     await first.attempt("b", ask("b", Stop.ENVIRONMENT_FAILED))
+    await first.attempt("c", ask("c", Stop.AGENT_FAILED))  # before the model said anything
     first.close()
     with (tmp_path / "e" / FILE).open("a") as torn:
         torn.write('{"asked": "c", "ans')
@@ -57,7 +58,7 @@ async def test_what_an_earlier_process_got_is_not_asked_again_and_faults_are(tmp
     assert await second.attempt("a", ask("a", Stop.ANSWERED)) == attempt()
     await second.attempt("b", ask("b", Stop.ANSWERED))
     await second.attempt("c", ask("c", Stop.ANSWERED))
-    assert asked == ["a", "b", "b", "c"]
+    assert asked == ["a", "b", "c", "b", "c"]
     second.close()
     assert Recall(tmp_path / "e").found == 3
 

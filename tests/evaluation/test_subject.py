@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 
 from rocstar.config.recipe import recipe_of
 from rocstar.config.sections import Recipe
-from rocstar.errors import DataError
+from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.kinds import KINDS
-from rocstar.evaluation.subject import LocalModel
+from rocstar.evaluation.subject import LocalModel, find_subject
 from rocstar.record.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id
@@ -72,3 +72,17 @@ def test_the_version_of_a_runs_weights_is_that_of_its_checkpoint(tmp_path: Path)
     (run.checkpoint(3) / "state.json").write_text('{"policy_version": 7}')
     assert LocalModel(model=tmp_path, recipe=recipe(), run=run, step=3).version == 7
     assert LocalModel(model=tmp_path, recipe=recipe(), run=run, step=4).version == 0, "it does not say"
+
+
+def test_rows_to_ask_have_references_of_their_own_whatever_a_run_learnt_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"source": "files", "train_files": ["a.jsonl"], "columns": {"answer": ""}}
+    stage = {"name": "a", "kind": "rl", "steps": 1}
+    made = recipe_of({"rollout": ROLLOUT, "data": data, "evaluate": {"verifier": "own.py:f"}}, [stage])
+    monkeypatch.setattr("rocstar.evaluation.subject.model_named", lambda *_: (tmp_path, RunFolder(tmp_path), 1))
+    monkeypatch.setattr("rocstar.evaluation.subject.resolved_from_json", lambda path: made)
+    boxed = {"evaluate.verifier=boxed_text": "--verifier boxed_text"}
+    assert find_subject("run", tmp_path, [], boxed, "is").recipe.data.columns.answer == "is"
+    with pytest.raises(ConfigError, match="compares with a reference"):
+        find_subject("run", tmp_path, [], boxed, "")

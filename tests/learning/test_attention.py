@@ -38,11 +38,7 @@ SMALL = {
     "pad_token_id": None,
 }
 
-ALTERNATING = {
-    "sliding_window": 7,
-    "use_sliding_window": True,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+ALTERNATING = {"sliding_window": 7, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
 
 
 def causal_lm(kind: str, **changes: Any) -> Any:

@@ -135,11 +135,7 @@ async def test_one_verdict_that_could_not_be_had_costs_the_others_nothing() -> N
 
     (group,) = await roller(Listening(), verifier=ScriptedVerifier(decide)).roll([PROBLEM], attempts=4, seed=1)
     lost = group.trajectories[1]
-    assert (lost.stop, lost.outcome, lost.fault) == (
-        Stop.ENVIRONMENT_FAILED,
-        None,
-        "worker lost",
-    )
+    assert (lost.stop, lost.outcome, lost.fault) == (Stop.ENVIRONMENT_FAILED, None, "worker lost")
     verdicts = [t.outcome.verdict if t.outcome else None for t in group.trajectories]
     assert verdicts == [Verdict.RIGHT, None, Verdict.UNDECIDED, Verdict.RIGHT]
 

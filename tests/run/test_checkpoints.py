@@ -53,10 +53,7 @@ def test_the_newest_checkpoint_says_where_the_run_stands(folder: RunFolder) -> N
 
 FILES = ("model/model.safetensors", "model/tokenizer.json", "learner/__0_0.distcp")
 CUT = b"all but the last byte"
-BROKEN: list[tuple[str, bytes | None]] = [
-    *((name, None) for name in FILES),
-    *((name, CUT) for name in FILES),
-]
+BROKEN: list[tuple[str, bytes | None]] = [*((name, None) for name in FILES), *((name, CUT) for name in FILES)]
 """A file of a checkpoint, and what it holds afterwards; None: it is lost."""
 
 

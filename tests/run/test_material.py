@@ -368,10 +368,7 @@ def test_epochs_become_steps_once_the_rows_are_known(tmp_path: Path, rows: int, 
         ({"epochs": 3, "steps": 5}, "steps 5 and epochs 3 are given; give steps or epochs"),
         ({"epochs": 3, "steps": 0}, "steps 0 and epochs 3 are given; give steps or epochs"),
         ({}, "steps is missing; give steps or epochs"),
-        (
-            {"epochs": 3, "sft": {"rows_file": None}},
-            "epochs 3 need sft.rows_file, .* give steps instead, or a file",
-        ),
+        ({"epochs": 3, "sft": {"rows_file": None}}, "epochs 3 need sft.rows_file, .* give steps instead, or a file"),
         (
             {"epochs": 1, "sft": {"warmup_steps": 9}},
             "are 4 steps, fewer than its sft.warmup_steps 9; lower that or raise",

@@ -66,10 +66,7 @@ def test_a_drain_that_takes_too_long_says_so_to_who_still_waits() -> None:
 
 @pytest.mark.parametrize(
     ("imported", "foreign"),
-    [
-        ("cli, rocstar.sandbox.service.server", "torch transformers numpy"),
-        ("sandbox.service", "uvicorn starlette"),
-    ],
+    [("cli, rocstar.sandbox.service.server", "torch transformers numpy"), ("sandbox.service", "uvicorn starlette")],
 )
 def test_nothing_of_the_trainer_is_loaded_and_the_web_server_after_the_daemons_are_started(
     imported: str, foreign: str

@@ -100,10 +100,7 @@ async def test_the_conversation_so_far_is_laid_out_as_the_template_does() -> Non
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"tools": [{"type": "function"}]},
-            "tools is not obeyed here; leave it out, because this server runs",
-        ),
+        ({"tools": [{"type": "function"}]}, "tools is not obeyed here; leave it out, because this server runs"),
         ({"tool_choice": "none"}, "tool_choice is not obeyed here; leave it out, because this server runs"),
         ({"presence_penalty": 0.5}, "presence_penalty is not obeyed here; leave it out"),
         ({"n": 2}, "n is not obeyed here; leave it out"),

@@ -100,6 +100,7 @@ async def test_a_function_has_the_time_and_the_output_of_a_program(own: Path) ->
     ("names", "said"),
     [
         (["pyton"], f"'pyton', which is none of {', '.join(BUILT_IN)}; did you mean 'python'"),
+        (["weekday"], r"python, notebook\. A tool of your own is written package\.module:name or file\.py:name"),
         (["python", "notebook"], "'python' and 'notebook' both answer to the name 'python'"),
         (["python", "own_tools_module:python"], "'python' and 'own_tools_module:python' both answer to the name"),
         (["own_tools_module:jupyter_code", "python"], "both answer to the name"),

@@ -141,8 +141,7 @@ def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None)
         known = {"prompt": prompt, "question": problem.question, "data_source": problem.source, **problem.metadata}
         for said, verdict in ((problem.answer, Verdict.RIGHT), (wrong, Verdict.WRONG)):
             text = f"<answer>\\boxed{{{said}}}</answer>"
-            line = int(problem.metadata.get("line", 0))
-            expected = verdict if problem.answer else None
+            line, expected = int(problem.metadata.get("line", 0)), verdict if problem.answer else None
             made.append(Case(line=line, text=text, gold=problem.answer, expected=expected, columns=known))
     return made
 

@@ -143,14 +143,14 @@ def check_problems(
 @contextmanager
 def verifier(answer_of: Callable[[str], str | None], name: str = "boxed") -> Iterator[Check]:
     """Our verifier as it grades rewards, for one (reference, response) at a time; verdicts are remembered. name: of
-    `evaluate.verifier`, whose graders are used."""
+    `evaluate.verifier`, whose graders are used; where it is the user's own function, letters are compared."""
     import asyncio
     from functools import lru_cache
 
     from rocstar.answers.grade import BY_VERIFIER, DEFAULT, Grader
     from rocstar.types import Verdict
 
-    grader = Grader(graders=BY_VERIFIER.get(name, DEFAULT))
+    grader = Grader(graders=BY_VERIFIER.get("boxed_text" if ":" in name else name, DEFAULT))
     with asyncio.Runner() as runner:
 
         @lru_cache(maxsize=1 << 16)

@@ -285,6 +285,7 @@ end is shown."""
 
 
 def _line(row: Mapping[str, Any]) -> str:
+    from rocstar.dialogue.marked_calls import without_end
     from rocstar.record.call_errors import failures
 
     errors = ", ".join(failures(row["turns"]))
@@ -292,15 +293,15 @@ def _line(row: Mapping[str, Any]) -> str:
     verdict = f"{row['verdict'] or 'undecided':9}" + (f" reward {row['reward']:g}" if graded else "")
     answer = row["fault"] or UNREAD_ANSWERS.get(row["method"], "no answer")
     if row["method"] == "function" and row["text"] and not row["fault"]:
-        answer += f", {row['text'][-1][-60:]!r} for {row['gold']!r}"
+        answer += f", {without_end(row['text'][-1])[-60:]!r}" + f" for {row['gold']!r}" * bool(row["gold"])
     if row["extracted"] is not None:
         answer = f"{row['extracted']!r} for {row['gold']!r}"[:80]
     unread = row["stop"] == "max_tokens" and row["turns"] and row["turns"][-1]["results"]
     stop = "max_tokens (no room for the last reply)" if unread else row["stop"]
     return visible(
         f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {verdict} "
-        f"{row['reason'] or '':22} {row['calls']} calls{f' ({errors})' if errors else ''}, {row['response_tokens']} "
-        f"tokens, {stop}: {answer}"
+        f"{row['reason'] or '':22} {row['calls']} call{'s' * (row['calls'] != 1)}{f' ({errors})' if errors else ''}, "
+        f"{row['response_tokens']} tokens, {stop}: {answer}"
     ).replace("\n", " ")
 
 

@@ -191,7 +191,7 @@ def check_file(
             if not report.prompt:
                 report.prompt, report.answer = _visible(prompt, wording.markers), problem.answer
             accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
-            if not accepted:
+            if problem.answer and not accepted:
                 report.findings["refused"].add(line, f'{name}: "{problem.answer[:60]}" ({method})')
             if report.rows <= TRIED and check(problem.answer, "\\boxed{0}")[1] in UNREAD:
                 report.findings["unread"].add(line, f'{name}: "{problem.answer[:60]}"')
