@@ -20,12 +20,10 @@ DEMONSTRATION_BYTES = 50
 """Python's objects for a token of a demonstration: its id, and whether it counts."""
 ATTEMPT_BYTES = 250
 """Python's objects for a token of an attempt: its id and its numbers."""
+PROBLEM_BYTES = 600
+"""Python's objects for a problem of one line."""
 TOLD_BYTES = 5e7
 """Smaller parts are left out of messages."""
-
-
-def total(parts: Mapping[str, float]) -> float:
-    return sum(parts.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +45,14 @@ class HostMemory:
     @property
     def run(self) -> float:
         """Memory of the run's own process at its peak."""
-        learning, writing = total(self.learning), total(self.writing)
-        at_once = learning + writing if self.overlaps else max(learning, writing)
-        return total(self.always) + max(at_once, total(self.publishing))
+        always, learning, writing, publishing = (
+            sum(parts.values()) for parts in (self.always, self.learning, self.writing, self.publishing)
+        )
+        return always + max(learning + writing if self.overlaps else max(learning, writing), publishing)
 
     @property
     def bytes(self) -> float:
-        return self.run + total(self.others)
+        return self.run + sum(self.others.values())
 
     def __str__(self) -> str:
         named = {"": self.always, "to learn ": self.learning, "to write ": self.writing}
@@ -100,6 +99,7 @@ def host_memory(
             "optimizer": moments(recipe.stage, shape, recipe.model),
             "KL reference": trained * reference,
             "demonstrations": float(sum(sum(lengths) for lengths in rows.values())) * DEMONSTRATION_BYTES,
+            "problems": float(PROBLEM_BYTES * sum(problems.values())),
             "the engine's weights": own * engine,
         },
         learning={"gradients": trained, "rounded weights": rounded, "one pass": passes, "attempts": written},
