@@ -14,16 +14,16 @@ from rocstar.sandbox.container import host_bytes
 
 LOGITS = 3
 """Copies of a chunk's logits in memory at once (`learning/head.py`): with their logprobs and probabilities."""
-PROCESS_BYTES = 0.54e9
-"""Memory of Python with torch, transformers and what else a run loads, 0.16 GB of it files (measured after a step)."""
+PROCESS_BYTES, OTHER_BYTES = 0.54e9, 0.42e9
+"""Memory of Python with torch, transformers and what else a run loads, 0.16 GB of it files (measured after a step), and
+of the process of an engine or of another learner."""
 DEMONSTRATION_BYTES = 50
 """Python's objects for a token of a demonstration: its id, and whether it counts."""
 ATTEMPT_BYTES = 250
 """Python's objects for a token of an attempt: its id and its numbers."""
 PROBLEM_BYTES = 600
 """Python's objects for a problem of one line."""
-TOLD_BYTES = 5e7
-"""Smaller parts are left out of messages."""
+TOLD_BYTES = 5e7  # smaller parts are left out of messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +106,8 @@ def host_memory(
         writing={"keys and values": own * cache, "attempts": written},
         publishing={"merged model": FP32 * float(shape.parameters) * (recipe.model.lora_rank > 0)},
         others={
-            "learners": ranks * (PROCESS_BYTES + passes + 2.0 * FP32 * shape.hidden * shape.vocabulary),
-            "engines": (engines - own) * (PROCESS_BYTES + engine + cache),
+            "learners": ranks * (OTHER_BYTES + passes + 2.0 * FP32 * shape.hidden * shape.vocabulary),
+            "engines": (engines - own) * (OTHER_BYTES + engine + cache),
             "published weights": (1 - own) * 2.0 * itemsize * shape.parameters,
         },
         overlaps=any(stage.rollout.max_staleness_steps for stage in recipe.rollout_stages),
