@@ -25,7 +25,7 @@ class Hanging(ToolEnvironment):
 """
 SETTINGS = (
     "rollout.environment=hanging:Hanging",
-    "sandbox.timeout_seconds=2",
+    "sandbox.timeout_seconds=0.3",
     "run.stall_seconds=3",
     "run.stall_policy=halt",
     "stage.stage1.steps=2",

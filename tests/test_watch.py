@@ -16,7 +16,9 @@ import pytest
 from rocstar.config.sections import RunSection
 from rocstar.errors import RunHalted, VerifierUnavailable
 from rocstar.rollout.collect import Roller
-from rocstar.support.watch import RUN, Stall, Watch, Watching, all_stacks
+from rocstar.sandbox.client import dispatch
+from rocstar.sandbox.daemon import worker
+from rocstar.support.watch import LIMITS, RUN, Stall, Watch, Watching, all_stacks
 from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory, Verdict
 from tests.faulty import Fault, FaultKind, FaultyEngine
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, Waiting, conversation, program, roller
@@ -69,15 +71,6 @@ def test_an_engine_that_only_queues_or_cannot_say_does_not_move() -> None:
     watch, loads = Watch(), iter([LOAD, replace(LOAD, waiting=9, used_tokens=41)])
     watch.load = lambda: next(loads)  # and then raises StopIteration
     assert [watch.look(1.0) for _ in range(4)] == [0.0, 1.0, 0.0, 1.0]
-
-
-def test_a_slow_step_that_moves_now_and_then_never_stands_still_for_long() -> None:
-    watch, run = Watch(), RunSection(stall_seconds=300, stall_learning_seconds=3600, stall_policy="halt")
-    longest = 0.0
-    for turn in range(20):
-        watch.note("a", "a tool" if turn % 2 else "an engine")
-        longest = max(longest, *(watch.look(1.0) for _ in range(290)))
-    assert 280 < longest < watch.patience(run)
 
 
 def test_a_long_learning_step_has_its_own_patience() -> None:
@@ -188,12 +181,16 @@ async def test_a_stall_that_lasts_is_told_again_ever_more_rarely() -> None:
     assert waited[1] >= 2 * waited[0] and waited[2] >= 2 * waited[1]
 
 
-async def test_a_run_that_is_to_halt_ends_with_the_report_and_gives_everything_back() -> None:
-    watch, told, tool = Watch(), Told(), Waiting()
+@pytest.mark.parametrize(("seconds", "reports"), [(0.0, 1), (1.5 * HALT.stall_seconds / LIMITS, 2)])
+async def test_a_run_that_is_to_halt_ends_once_no_program_may_still_run_and_gives_everything_back(
+    seconds: float, reports: int
+) -> None:
+    assert LIMITS == dispatch.MAX_ATTEMPTS * (1 + worker.MOST_WAITS)
+    watch, told, tool = Watch(timeout_seconds=seconds), Told(), Waiting()
     said = r"halted because nothing has moved for .* s: 4 wait for a tool; run it again"
     with pytest.raises(RunHalted, match=said), Watching(watch, HALT, told):
         await rolled(watched(watch, talk=conversation(tool)))
-    assert tool.cancelled and not watch.stall().waiting
+    assert tool.cancelled and not watch.stall().waiting and len(told.stalls) == reports
 
 
 async def test_a_cancellation_that_is_not_ours_stays_one() -> None:

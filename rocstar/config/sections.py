@@ -75,7 +75,8 @@ class RunSection(Section):
     """The same while no attempts are made: starting, learning, saving."""
     stall_policy: Literal["warn", "halt"] = "warn"
     """What follows such a report. warn: the run keeps waiting; halt: the run ends and can be resumed from its last
-    checkpoint."""
+    checkpoint, unless it waits for a program that may still take longer: eight times `sandbox.timeout_seconds` in all
+    where others have the CPU."""
     modules: list[Place] = []
     """Folders in which your own modules (`package.module:name`) are looked for before the current folder. Left empty:
     the recipe's folder and those of the recipes it extends."""
@@ -763,14 +764,8 @@ class Recipe(Section):
                 f"sft.optimizer 'muon' of stage {muon[0]} is for whole matrices, and model.lora_rank "
                 f"{self.model.lora_rank} trains factors of them; set it to 'adamw'"
             )
-        run, sandbox = self.run, self.sandbox
-        if run.stall_policy == "halt" and run.stall_seconds <= sandbox.timeout_seconds:
-            yield (
-                f"run.stall_seconds {run.stall_seconds:g} would halt the run for a program that may take "
-                f"sandbox.timeout_seconds {sandbox.timeout_seconds:g}; raise run.stall_seconds"
-            )
         age = max((stage.data.drop_solved_age for stage in self.rollout_stages), default=0)
-        if age and not run.save_rollouts:
+        if age and not self.run.save_rollouts:
             yield (
                 f"data.drop_solved_age {age} counts recorded attempts and run.save_rollouts is false; leave one "
                 "of them out"

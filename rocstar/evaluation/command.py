@@ -286,7 +286,8 @@ def _said(planned: PlannedEvaluation) -> str:
 
 
 async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machines, screen: Screen) -> Evaluation:
-    spec, subject, kind, watch = planned.spec, planned.subject, planned.problem_set.kind, Watch()
+    spec, subject, kind = planned.spec, planned.subject, planned.problem_set.kind
+    watch = Watch(timeout_seconds=subject.recipe.sandbox.timeout_seconds)
 
     def tell(stall: Stall, stacks: str) -> None:
         screen.note(f"{stall.report()}\n\n{stacks}")
@@ -300,10 +301,9 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
             judge.first = recall.first
             closing.push_async_callback(judge.close)
         attempts = len(planned.problem_set.problems) * planned.protocol.attempts
-        opened = subject.opened(
-            planned.positions, machines.sandbox, attempts=attempts, start_server=machines.start_server
+        usual: Roller | EndpointSolver = await closing.enter_async_context(
+            subject.opened(planned.positions, machines.sandbox, attempts=attempts, start_server=machines.start_server)
         )
-        usual: Roller | EndpointSolver = await closing.enter_async_context(opened)
         if isinstance(usual, EndpointSolver):
             usual.client.first = recall.first
         solver = kind.solver(usual, recall, judge)

@@ -14,18 +14,16 @@ from rocstar.sandbox.container import host_bytes
 
 LOGITS = 3
 """Copies of a chunk's logits in memory at once (`learning/head.py`): with their logprobs and probabilities."""
-PROCESS_BYTES = 0.54e9
-"""Memory of Python with torch, transformers and what else a run loads, 0.16 GB of it files (measured after a step)."""
+PROCESS_BYTES, OTHER_BYTES = 0.54e9, 0.42e9
+"""Memory of Python with torch, transformers and what else a run loads, 0.16 GB of it files (measured after a step), and
+of the process of an engine or of another learner."""
 DEMONSTRATION_BYTES = 50
 """Python's objects for a token of a demonstration: its id, and whether it counts."""
 ATTEMPT_BYTES = 250
 """Python's objects for a token of an attempt: its id and its numbers."""
-TOLD_BYTES = 5e7
-"""Smaller parts are left out of messages."""
-
-
-def total(parts: Mapping[str, float]) -> float:
-    return sum(parts.values())
+PROBLEM_BYTES = 600
+"""Python's objects for a problem of one line."""
+TOLD_BYTES = 5e7  # smaller parts are left out of messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +45,14 @@ class HostMemory:
     @property
     def run(self) -> float:
         """Memory of the run's own process at its peak."""
-        learning, writing = total(self.learning), total(self.writing)
-        at_once = learning + writing if self.overlaps else max(learning, writing)
-        return total(self.always) + max(at_once, total(self.publishing))
+        always, learning, writing, publishing = (
+            sum(parts.values()) for parts in (self.always, self.learning, self.writing, self.publishing)
+        )
+        return always + max(learning + writing if self.overlaps else max(learning, writing), publishing)
 
     @property
     def bytes(self) -> float:
-        return self.run + total(self.others)
+        return self.run + sum(self.others.values())
 
     def __str__(self) -> str:
         named = {"": self.always, "to learn ": self.learning, "to write ": self.writing}
@@ -100,14 +99,15 @@ def host_memory(
             "optimizer": moments(recipe.stage, shape, recipe.model),
             "KL reference": trained * reference,
             "demonstrations": float(sum(sum(lengths) for lengths in rows.values())) * DEMONSTRATION_BYTES,
+            "problems": float(PROBLEM_BYTES * sum(problems.values())),
             "the engine's weights": own * engine,
         },
         learning={"gradients": trained, "rounded weights": rounded, "one pass": passes, "attempts": written},
         writing={"keys and values": own * cache, "attempts": written},
         publishing={"merged model": FP32 * float(shape.parameters) * (recipe.model.lora_rank > 0)},
         others={
-            "learners": ranks * (PROCESS_BYTES + passes + 2.0 * FP32 * shape.hidden * shape.vocabulary),
-            "engines": (engines - own) * (PROCESS_BYTES + engine + cache),
+            "learners": ranks * (OTHER_BYTES + passes + 2.0 * FP32 * shape.hidden * shape.vocabulary),
+            "engines": (engines - own) * (OTHER_BYTES + engine + cache),
             "published weights": (1 - own) * 2.0 * itemsize * shape.parameters,
         },
         overlaps=any(stage.rollout.max_staleness_steps for stage in recipe.rollout_stages),

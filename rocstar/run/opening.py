@@ -66,7 +66,7 @@ async def opened_run(
     """A run at its start or at its newest checkpoint; its parts are closed with the context."""
     async with AsyncExitStack() as closing:
         write_json(folder.problems, same_inputs(material, folder))
-        watch = Watch()
+        watch = Watch(timeout_seconds=material.recipe.sandbox.timeout_seconds)
         closing.enter_context(screen.never_silent(watch.doing))
         meter = Meter(machines.sandbox, partial(watch.note, RUN))
         checkpoints = _starting_point(material, folder, screen, resume=resume)

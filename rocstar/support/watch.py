@@ -33,6 +33,7 @@ RUN = "run"
 """The name under which a run notes its phases; every other name is an attempt or a group of attempts."""
 LOOK_SECONDS = 1.0
 UNWIND_SECONDS = 30.0  # for resources to be released, once the run was asked to stop
+LIMITS = 8  # wall limits that a program may take: MAX_ATTEMPTS times its own and MOST_WAITS of waiting for a CPU
 NAMED = 3  # shown of those that wait for the same, and of tasks with the same stack
 
 
@@ -82,8 +83,9 @@ def _line(what: str, waiters: Sequence[tuple[str, float]]) -> str:
 class Watch:
     """Records who waits for what, and since when. May be used from any thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, timeout_seconds: float = 0.0) -> None:
+        """timeout_seconds: of one program."""
+        self._clock, self.timeout_seconds = clock, timeout_seconds
         self._stages: dict[str, tuple[str, float]] = {}
         self._notes = 0
         self._seen: Hashable = None
@@ -166,8 +168,9 @@ class Watching:
 
     Thread `watch`: consumes notes and loads, produces reports, waits for nothing but time; the end of the context ends
     it. Under `run.stall_policy` warn a stall is reported again whenever it has lasted twice as long. Under halt the
-    task is cancelled and the context raises RunHalted. If it has not ended after UNWIND_SECONDS, `break_off` must make
-    the main thread's blocking call fail; after as long again the process is killed, and the run can be resumed."""
+    task is cancelled, unless a program may still run, and the context raises RunHalted. If it has not ended after
+    UNWIND_SECONDS, `break_off` must make the main thread's blocking call fail; after as long again the process is
+    killed, and the run can be resumed."""
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class Watching:
         break_off: Callable[[], None] = lambda: None,
     ) -> None:
         """run: for how long nothing may move, and what follows. tell: called by the thread with each stall and the
-        stacks. remedy: how to go on once the run is halted."""
+        stacks. remedy: how to go on afterwards."""
         self._watch, self._run, self._tell = watch, run, tell
         self._remedy, self._break_off = remedy, break_off
         self._over = threading.Event()
@@ -216,7 +219,8 @@ class Watching:
             self._tell(stall, all_stacks(self._loop))
         except Exception as error:  # a full disk, say: the report itself must come through
             print(f"warning: {stall.report()}\n  (its record failed: {error!r})", file=sys.stderr, flush=True)
-        if self._run.stall_policy == "halt":
+        is_run = "a tool" in stall.waiting and stall.seconds <= LIMITS * self._watch.timeout_seconds
+        if self._run.stall_policy == "halt" and not is_run:
             self._halt(f"the run was halted because {stall.headline}; {self._remedy}")
 
     def _halt(self, sentence: str) -> None:

@@ -256,8 +256,11 @@ def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own(monkeyp
     shape = shape_of(ModelSection(hidden_size=1024, num_layers=10, num_heads=8, intermediate_size=4096))
     alone, more = (host_memory(one, shape, positions=256, problems={}, heldout=100, rows={}) for one in (recipe, two))
     assert more.bytes - alone.bytes > 4 * shape.parameters
+    own = more.others["engines"] / two.engines_here - alone.always["the engine's weights"]
+    assert own == pytest.approx(0.4e9 + alone.writing["keys and values"], rel=0.1)  # of two engines: 0.38 and 0.39
     adapted = recipe.model_copy(update={"model": ModelSection(lora_rank=1)})
-    merged = host_memory(adapted, shape, positions=1, problems={}, heldout=1, rows={})
+    merged = host_memory(adapted, shape, positions=1, problems={"stage1": 300_000}, heldout=1, rows={})
+    assert merged.always["problems"] > 1.5e8  # such a run takes 0.15 GB more than one of 30,000
     assert merged.run - sum(merged.always.values()) == 4 * shape.parameters  # an update of few tokens takes less
     monkeypatch.setattr("rocstar.parts.memory.host_bytes", lambda: int(alone.bytes + 1e8))
     refuse_here(alone)
