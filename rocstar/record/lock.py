@@ -22,15 +22,17 @@ def locked(folder: Path, name: str) -> Iterator[None]:
     """Lock `folder` for writing. `name`: a description for messages, such as `run small`.
 
     The lock file stays after release: only the lock on it counts. Raises ConfigError, which names the holder, if
-    another process has it, and if the folder is another user's."""
+    another process has it, and if the folder may not be written."""
     try:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except PermissionError:
-        if folder.stat().st_uid == os.geteuid():
-            raise  # the user's own, but read-only
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        owner = folder.stat().st_uid
+        is_others = owner != os.geteuid() and error.errno != errno.EROFS
+        why = f"of user {owner}, who alone may write in" if is_others else f"read-only ({error.strerror}) in"
         raise ConfigError(
-            f"{name} is of user {folder.stat().st_uid}, who alone may write in {folder}; go on with a copy that is "
-            f"yours: rocstar train --branch {folder}"
+            f"{name} is {why} {folder}; go on with a copy that is yours: rocstar train --branch {folder}"
         ) from None
     held = [handle]
 

@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "learning": (3332, 19),
     "parts": (1814, 9),
     "protocols": (306, 1),
-    "record": (2572, 16),
+    "record": (2574, 16),
     "rollout": (1633, 11),
     "run": (3924, 21),
     "sandbox": (8551, 39),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -55,14 +56,22 @@ def test_a_child_that_outlives_the_holder_does_not_hold_the_lock_on(tmp_path: Pa
         os.kill(int(child), signal.SIGKILL)
 
 
-def test_a_run_of_another_user_is_told_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "users", "told"),
+    [
+        (PermissionError(errno.EACCES, "no"), 1, f"is of user {os.getuid()}, who alone may write in"),
+        (PermissionError(errno.EACCES, "no"), 0, r"is read-only \(no\) in"),
+        (OSError(errno.EROFS, "a medium"), 1, r"is read-only \(a medium\) in"),
+    ],
+    ids=["another user's", "one's own folder", "a file system"],
+)
+def test_a_run_that_may_not_be_written_is_told_with_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, users: int, told: str
+) -> None:
     folder = run(tmp_path)
-    monkeypatch.setattr("os.open", Mock(side_effect=PermissionError))  # root, as whom tests may run, may write all
-    with pytest.raises(PermissionError), folder.locked():
-        pass  # of one's own, but read-only
-    monkeypatch.setattr("os.geteuid", Mock(return_value=os.getuid() + 1))
-    told = f"is of user {os.getuid()}, who alone may write in .*; .*: rocstar train --branch {folder.path}$"
-    with pytest.raises(ConfigError, match=told), folder.locked():
+    monkeypatch.setattr("os.open", Mock(side_effect=error))  # root, as whom tests may run, may write all
+    monkeypatch.setattr("os.geteuid", Mock(return_value=os.getuid() + users))
+    with pytest.raises(ConfigError, match=f"{told} .*; .*: rocstar train --branch {folder.path}$"), folder.locked():
         pass
 
 
