@@ -366,6 +366,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (ModuleNotFoundError("", name="their_rewards"), exits.NOT_READY, "put its folder on PYTHONPATH"),
         (RuntimeError("can't start new thread"), exits.NOT_READY, "raise the limit of this user (ulimit -u)"),
         (SystemExit("a library's last words"), exits.FAILED, "a library's last words"),
+        (SystemExit(0), exits.FAILED, "your code, or a library, called sys.exit(0)"),
     ],
 )
 def test_a_failure_is_one_sentence_with_its_exit_code(

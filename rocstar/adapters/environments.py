@@ -9,10 +9,10 @@ import random
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from math import isfinite
 from typing import Any
 
 from rocstar.agents.agent import Client
+from rocstar.answers.reward import LARGEST
 from rocstar.config.sections import TaskSection
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.protocols import Task
@@ -42,8 +42,8 @@ class EnvironmentTask(Task):
 
 
 def as_reward(value: float | None) -> float:
-    """Raises ValueError unless it is a finite number."""
-    if value is None or not isfinite(value):
+    """Raises ValueError unless it is a number that an agent may give back."""
+    if value is None or not -LARGEST <= value <= LARGEST:
         raise ValueError(f"its rewards come to {value}")
     return float(value)
 
@@ -68,4 +68,5 @@ def faults_of(client: Client) -> Iterator[None]:
         ended = isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling()
         if ended or client.attempt.refused:
             raise
-        raise Unavailable(f"the environment failed: {type(error).__name__}: {str(error)[:300]}") from error
+        said = " ".join(str(error.__cause__ or error).split())[:300]  # a library's own may begin with all of a request
+        raise Unavailable(f"the environment failed: {type(error).__name__}: {said}") from error

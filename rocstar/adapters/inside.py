@@ -10,10 +10,8 @@ import sys
 import threading
 from typing import BinaryIO
 
-INPUT = ".rocstar-input"
-"""Bytes that come with a request, in the working directory; gone before anything else runs."""
-OUTPUT = ".rocstar-output"
-"""Bytes that go back with the answer; gone with the next request."""
+INPUT = ".rocstar-input"  # bytes that come with a request, in the working directory; gone before anything else runs
+OUTPUT = ".rocstar-output"  # bytes that go back with the answer; gone with the next request
 DRAIN_SECONDS = 0.5  # for output of an ended command, while a process that it left behind holds the pipe
 MISSING = 127  # a shell's exit code for a missing command
 

@@ -60,18 +60,13 @@ ERRORS: Mapping[str, type[OSError]] = {
 class InspectSettings(BaseModel, frozen=True, extra="forbid"):
     """Limits of a sample's sandbox, and where it runs."""
 
-    url: str = ""
-    """A sandbox service; empty for daemons of this process."""
-    wall_seconds: float = 120.0
-    """Limit on one command that has no timeout of its own."""
-    memory_bytes: int = 2 * 2**30
-    """Address space of each process, and memory of all of a sample's together."""
-    processes: int = 64
-    """Processes and threads of a sample at once."""
+    url: str = ""  # a sandbox service; empty for daemons of this process
+    wall_seconds: float = 120.0  # limit on one command that has no timeout of its own
+    memory_bytes: int = 2 * 2**30  # address space of each process, and memory of all of a sample's together
+    processes: int = 64  # processes and threads of a sample at once
     idle_seconds: float = 86_400.0
     """A sample without a command for so long loses its files. Of daemons of this process; a service has its own."""
-    min_isolation: Isolation = Isolation.L3
-    """Nothing is started or used below this level."""
+    min_isolation: Isolation = Isolation.L3  # nothing is started or used below this level
 
     def limits(self) -> Limits:
         return Limits(
@@ -90,8 +85,7 @@ class InspectSettings(BaseModel, frozen=True, extra="forbid"):
         return opened_client(self.url, daemon)
 
 
-Settings = InspectSettings
-"""Its name in tasks."""
+Settings = InspectSettings  # its name in tasks
 
 
 def settings_of(config: SandboxEnvironmentConfigType | None) -> Settings:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from inspect_ai import Task
 from inspect_ai._eval.context import init_task_context
 from inspect_ai._eval.task.generate import task_generate
 from inspect_ai.dataset import Sample
+from inspect_ai.log._samples import active_sample
 from inspect_ai.log._transcript import Transcript, init_transcript
 from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelName, get_model
+from inspect_ai.model._model import init_active_model
 from inspect_ai.scorer import Target
 from inspect_ai.solver import TaskState, chain
 from inspect_ai.util._store import init_subtask_store
@@ -30,13 +33,13 @@ from rocstar.run.tasks import checked_options
 from rocstar.support.plugins import load, own_code
 from rocstar.types import Problem, problem_id
 
-NOT_HELD = ("sandbox", "message_limit", "token_limit", "time_limit", "working_limit", "cost_limit", "approval")
+LIMITS = dict.fromkeys(("message_limit", "token_limit", "time_limit", "working_limit", "cost_limit"))
+NOT_HELD = (*LIMITS, "turn_limit", "sandbox", "approval", "review", "sentinel", "early_stopping")
 """Settings of a task that attempts here can't obey."""
 
 
 class SampleOptions(BaseModel):
-    task: str
-    """`package.module:name` or `file.py:name`, a function decorated with `@task`."""
+    task: str  # `package.module:name` or `file.py:name`, a function decorated with `@task`
     arguments: dict[str, Any] = {}
 
 
@@ -52,7 +55,8 @@ class Samples(EnvironmentTask):
 async def solve(problem: Problem, client: Client) -> float:
     """Raises Unavailable if solver or scorer fail, and the error of a limit of the run."""
     task, samples = made(problem.source)
-    sample = samples[problem.id]
+    sample = deepcopy(samples[problem.id])  # an attempt may change its own
+    sample.id = sample.id or problem.id
     with faults_of(client):
         model = get_model(
             f"openai-api/rocstar/{client.model}", base_url=client.base_url, api_key=client.api_key, memoize=False,
@@ -60,18 +64,27 @@ async def solve(problem: Problem, client: Client) -> float:
         )  # fmt: skip
         said = [ChatMessageUser(content=sample.input)] if isinstance(sample.input, str) else list(sample.input)
         state = TaskState(
-            model=ModelName(model), sample_id=sample.id or problem.id, epoch=1, input=sample.input, messages=said,
+            model=ModelName(model), sample_id=sample.id, epoch=1, input=sample.input, messages=said,
             target=Target(sample.target), choices=sample.choices, metadata=dict(sample.metadata or {}),
         )  # fmt: skip
-        init_task_context(model)
+        init_task_context(model, task.model_roles, task.config)
         init_subtask_store(state.store)
-        init_transcript(Transcript())
+        init_transcript(transcript := Transcript())
 
         async def generate(state: TaskState, tool_calls: Any = "loop", cache: Any = False, **options: Any) -> TaskState:
-            return await task_generate(model, state, tool_calls, cache, GenerateConfig(**options))
+            return await task_generate(model, state, tool_calls, cache, task.config.merge(GenerateConfig(**options)))
 
-        state = await chain(task.setup or [], task.solver)(state, generate)
-        score = await task.scorer[0](state, state.target)
+        async with active_sample(
+            task=task.name, log_location="", model=client.model, sample=sample, epoch=1, fails_on_error=True,
+            transcript=transcript, eval_id="", sample_uuid=state.uuid, **LIMITS,
+        ):  # fmt: skip
+            try:
+                state = await chain(task.setup or [], task.solver)(state, generate)
+                init_active_model(get_model("none"), task.config)  # the policy must not judge itself
+                score = await task.scorer[0](state, state.target)
+            finally:
+                if task.cleanup:
+                    await task.cleanup(state)
         value = score.value if score else None
         if (reward := mark_of(value)) is None:
             raise ValueError(f"the score {value!r:.60} is no number or letter")

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
+from jsonschema import FormatChecker
+from jsonschema.validators import validator_for
 from openenv.core import GenericEnvClient
 from pydantic import BaseModel, PositiveInt
 
@@ -31,12 +33,9 @@ UNTOLD = frozenset(("done", "reward", "metadata"))
 
 class ServerOptions(BaseModel):
     url: str
-    seeds: PositiveInt = 1000
-    """Seeds, each a seed for reset, held-out ones among them."""
-    sessions: PositiveInt = 1
-    """As many as the server has at once (its `max_concurrent_envs`)."""
-    steps: PositiveInt | None = None
-    """At most, for environments that never say they are done."""
+    seeds: PositiveInt = 1000  # seeds, each a seed for reset, held-out ones among them
+    sessions: PositiveInt = 1  # as many as the server has at once (its `max_concurrent_envs`)
+    steps: PositiveInt | None = None  # at most, for environments that never say they are done
 
 
 class Seeds(EnvironmentTask):
@@ -45,7 +44,7 @@ class Seeds(EnvironmentTask):
     def asked(self, data: TaskSection) -> list[Problem]:
         options = checked_options(ServerOptions, data)
         try:
-            text_field(options.url)
+            actions_of(options.url)
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
             raise ConfigError(f"data.options.url = {options.url!r} is no OpenEnv server: {error}") from None
         source = source_of("openenv", options.model_dump())
@@ -59,17 +58,19 @@ async def play(problem: Problem, client: Client) -> float:
     messages: list[Mapping[str, Any]] = []
     rewards: list[float] = []
     with faults_of(client):
-        field = text_field(options.url)
+        schema, field = actions_of(options.url)
         async with places(options.url, options.sessions), GenericEnvClient(base_url=options.url) as session:
             result = await session.reset(seed=int(problem.id, 16))
             while not result.done and len(messages) // 2 != options.steps:
                 messages.append({"role": "user", "content": shown(result.observation)})
                 messages.append((await client.chat(messages))["choices"][0]["message"])
                 answer = messages[-1]["content"] or ""
+                action = action_of(boxed_answer(answer) or answer.strip(), field)
                 try:
-                    result = await session.step(action_of(boxed_answer(answer) or answer.strip(), field))
-                except RuntimeError as error:
-                    if str(error).endswith(INVALID):
+                    result = await session.step(action)
+                except RuntimeError as error:  # refused, or the environment's own types did not fit
+                    fits = validator_for(schema)(schema, format_checker=FormatChecker()).is_valid(action)
+                    if str(error).endswith(INVALID) and not fits:
                         return 0.0
                     raise
                 if result.reward is not None:
@@ -94,13 +95,14 @@ def shown(observation: Mapping[str, Any]) -> str:
 
 
 @functools.cache
-def text_field(url: str) -> str | None:
-    """The one required field of a server's actions, where it is a text. Raises httpx's errors, KeyError, ValueError."""
-    said = httpx.get(f"{url}/schema", timeout=SECONDS).raise_for_status().json()["action"]
-    match said.get("required", []):
-        case [name] if said["properties"][name].get("type") == "string":
-            return str(name)
-    return None
+def actions_of(url: str) -> tuple[Mapping[str, Any], str | None]:
+    """The schema of a server's actions, and their one required field where it is a text. Raises httpx's errors,
+    KeyError, ValueError."""
+    schema = httpx.get(f"{url}/schema", timeout=SECONDS).raise_for_status().json()["action"]
+    match schema.get("required", []):
+        case [name] if schema["properties"][name].get("type") == "string":
+            return schema, str(name)
+    return schema, None
 
 
 @functools.cache

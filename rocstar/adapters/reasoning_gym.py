@@ -33,8 +33,7 @@ MOST_REPEATS = 20  # a generator may draw a question again; after so many draws 
 
 class GeneratorOptions(BaseModel):
     name: str
-    config: dict[str, Any] = {}
-    """Of the generator."""
+    config: dict[str, Any] = {}  # of the generator
     trusted: bool = False
     """Allow a scorer that evaluates the model's text, or makes a number of any size of it, in this process."""
 

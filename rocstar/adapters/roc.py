@@ -17,12 +17,9 @@ from rocstar.types import RIGHT_ABOVE, Reason
 class Drawn(NamedTuple):
     """One finished attempt of a batch."""
 
-    group: Hashable
-    """What its siblings share: the problem's id. `str(group)` seeds their draw."""
-    reward: float | None
-    """None without a verdict: such an attempt is not compared."""
-    penalty: float
-    """p_total, lower is better."""
+    group: Hashable  # what its siblings share: the problem's id. `str(group)` seeds their draw
+    reward: float | None  # none without a verdict: such an attempt is not compared
+    penalty: float  # p_total, lower is better
     outage: bool = False
     """Whether the sandbox failed during it: its reward is no evidence about the model."""
 

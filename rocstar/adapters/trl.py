@@ -36,8 +36,7 @@ class PythonEnvironment:
         self._sandbox = sandbox
         self._notebook: NotebookTool | None = None
         self._results: list[ToolResult] = []
-        self.outage: str | None = None
-        """Why the sandbox failed under this attempt; None where it did not."""
+        self.outage: str | None = None  # why the sandbox failed under this attempt; None where it did not
 
     def reset(self, **columns: Any) -> None:
         """Begin a new attempt."""

@@ -20,8 +20,7 @@ from rocstar.config.sections import TaskSection
 from rocstar.errors import ConfigError
 from rocstar.types import Problem, problem_id
 
-MOST_TASKS = 10_000
-"""Of a taskset; some have no end."""
+MOST_TASKS = 10_000  # of a taskset; some have no end
 
 
 class TasksetProblems(EnvironmentTask):

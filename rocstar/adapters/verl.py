@@ -37,8 +37,7 @@ PARAMETERS = {
     "properties": {"code": {"type": "string", "description": "The program."}},
     "required": ["code"],
 }
-SETTINGS = {"type", "url", "slots", "shown_chars"}
-"""Keys of a tool in verl's file besides the limits of a program."""
+SETTINGS = {"type", "url", "slots", "shown_chars"}  # keys of a tool in verl's file besides the limits of a program
 
 
 class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
@@ -89,8 +88,7 @@ class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
         self._sandbox.close()
 
 
-PythonTool = VerlPythonTool
-"""Its name in verl's files."""
+PythonTool = VerlPythonTool  # its name in verl's files
 
 
 def roc_filter(

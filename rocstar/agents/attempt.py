@@ -70,8 +70,7 @@ class AgentAttempt:
         self._own = roller.conversation.own_tools()
         self._tools = roller.conversation.by_name(self._own)
         self._opening = roller.conversation.ids(prompt_of(roller.conversation.template, problem, ()))
-        self._room = len(self._opening) + roller.limits.max_response_tokens
-        """The most tokens of a conversation."""
+        self._room = len(self._opening) + roller.limits.max_response_tokens  # the most tokens of a conversation
         self._said = Conversations(roller.conversation, name)
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._requests = self._calls = self._runs = 0
@@ -83,12 +82,10 @@ class AgentAttempt:
         self.ends, self.since = inf, 0.0
         """The agent's deadline, extended by the time the run takes to answer it, except run time of its calls'
         programs; since when the run has been answering it, 0 while it does not."""
-        self._resting: Thread | None = None
-        """The conversation cached by engines while no completion is under way."""
+        self._resting: Thread | None = None  # the conversation cached by engines while no completion is under way
         self.stop = Stop.ANSWERED
         self.fault: str | None = None
-        self.broken: Exception | None = None
-        """A bug in engine or tool, to be raised."""
+        self.broken: Exception | None = None  # A bug in engine or tool, to be raised
         self.over = self.refused = self.is_late = False
         """refused: a limit of the run refused the last request. is_late: the agent did not end in time."""
         self.in_environment = False

@@ -18,42 +18,40 @@ from rocstar.errors import DataError
 from rocstar.support.listen import completion_of
 from rocstar.types import ToolCall
 
-MODEL = "policy"
-"""The model's name for agents; requests may name any."""
+MODEL = "policy"  # the model's name for agents; requests may name any
 RESPONSE = {"object": "response", "model": MODEL, "error": None, "parallel_tool_calls": True, "tool_choice": "auto"}
 MESSAGE = {"type": "message", "model": MODEL, "role": "assistant", "stop_sequence": None}
 """What all responses have, and all of Anthropic's messages."""
 UNCOUNTED = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+TEXT = {"type": "text"}
 Body = Mapping[str, Any]
 Object = dict[str, Any]
-Asked = tuple[Chat, int | None, tuple[str, ...]]
-"""A request, as `AgentAttempt.complete` takes it."""
+Asked = tuple[Chat, int | None, tuple[str, ...]]  # a request, as `AgentAttempt.complete` takes it
 
 
 class Answer(NamedTuple):
     message: Message
     calls: tuple[ToolCall, ...]
-    cut: bool
-    """Whether a token limit cut it."""
+    cut: bool  # whether a token limit cut it
     read: int
-    written: int
-    """Tokens."""
+    written: int  # tokens, as `read`
 
 
 class Wire(NamedTuple):
-    read: Callable[[Body], Asked]
-    """Raises DataError for a request that can't be obeyed."""
+    read: Callable[[Body], Asked]  # raises DataError for a request that can't be obeyed
     write: Callable[[Answer], Object]
     stream: Callable[[Object, Body], Iterator[Object]]
     """(the result of `write`, the request) -> the values of server-sent events, whose names are their `type`."""
-    end: str = ""
-    """Sent after the last event."""
+    end: str = ""  # sent after the last event
 
 
 def _refuse(body: Body, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """allowed: by field, or by FIELD.FIELD of one that is an object."""
     for field, values in allowed.items():
-        if body.get(field) not in (None, *values):
-            raise DataError(f"{field} {body[field]!r:.60} is not obeyed here; leave it out")
+        outer, _, inner = field.partition(".")
+        asked = (body.get(outer) or {}).get(inner) if inner else body.get(outer)
+        if asked not in (None, *values):
+            raise DataError(f"{field} {asked!r:.60} is not obeyed here; leave it out")
 
 
 def _list(value: Any, field: str) -> list[Any]:
@@ -74,6 +72,9 @@ def _asked(body: Body, system: Any, rows: Sequence[Any], tools: Any, most: str, 
         raise DataError(f"{stop} must be a text or a list of texts, got {stops!r:.60}")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise DataError(f"{most} must be a whole number of at least 1, got {limit!r:.60}")
+    for tool in tools or ():
+        if isinstance(tool, Mapping) and tool.get("type") not in (None, "function") and "input_schema" not in tool:
+            raise DataError(f"tools holds {tool!r:.60}, which is not obeyed here; send functions")
     messages: list[Message] = []
     for message in map(chat_message, [*([{"role": "system", "content": system}] if system else ()), *rows]):
         between = JOINED.get((messages[-1].role, message.role)) if messages else None
@@ -108,12 +109,12 @@ def _usage(answer: Answer, read: str, written: str) -> dict[str, int]:
 
 
 def read_chat(body: Body) -> Asked:
-    plain = {"n": (1,), "logprobs": (False,), "response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
-    _refuse(body, plain)
+    plain = {"n": (1,), "logprobs": (False,), "response_format": (TEXT,), "tool_choice": ("auto", "none")}
+    _refuse(body, {**plain, "functions": (), "modalities": (["text"],), "structured_outputs": ()})
     if not isinstance(body.get("stream_options") or {}, dict):
         raise DataError(f"stream_options must be an object, got {body['stream_options']!r:.60}")
     tools = body.get("tools") if body.get("tool_choice") != "none" else None
-    most = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
+    most = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     return _asked(body, None, _list(body.get("messages"), "messages"), tools, most, "stop")
 
 
@@ -144,7 +145,8 @@ def stream_chat(found: Object, body: Body) -> Iterator[Object]:
 
 def read_response(body: Body) -> Asked:
     """The request must repeat everything: earlier ones are not stored."""
-    _refuse(body, {"previous_response_id": (), "conversation": (), "background": (False,), "tool_choice": ("auto",)})
+    _refuse(body, dict.fromkeys(("previous_response_id", "conversation", "prompt"), ()))
+    _refuse(body, {"background": (False,), "tool_choice": ("auto",), "text.format": (TEXT,), "top_logprobs": (0,)})
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else _list(given, "input")
     rows = [row for item in items for row in _rows(item)]
@@ -200,7 +202,8 @@ def _events(found: Object) -> Iterator[tuple[str, Object]]:
 def read_messages(body: Body) -> Asked:
     auto = {"type": "auto"}
     ignored = ({**auto, "disable_parallel_tool_use": one} for one in (False, True))
-    _refuse(body, {"tool_choice": (auto, *ignored, {"type": "none"})})
+    _refuse(body, {"tool_choice": (auto, *ignored, {"type": "none"}), "mcp_servers": ([],)})
+    _refuse(body, {"output_format": (), "output_config.format": ()})
     rows = [row for message in _list(body.get("messages"), "messages") for row in _of_blocks(message)]
     offered = [] if body.get("tool_choice") == {"type": "none"} else _list(body.get("tools") or [], "tools")
     tools = [{**tool, "parameters": tool.get("input_schema")} for tool in offered]

@@ -157,9 +157,9 @@ def _exit_code(arguments: list[str]) -> int:
         print(_usage_sentence(error), file=sys.stderr)
         return USAGE
     except SystemExit as end:  # of code of the user's own, or of a library
-        if isinstance(end.code, str):
-            print(f"rocstar: {end.code}", file=sys.stderr)
-        return end.code if isinstance(end.code, int) else int(bool(end.code))
+        said = end.code if isinstance(end.code, str) else f"your code, or a library, called sys.exit({end.code})"
+        print(f"rocstar: {said}", file=sys.stderr)
+        return end.code if isinstance(end.code, int) and end.code else FAILED
     return code if isinstance(code, int) else OK
 
 

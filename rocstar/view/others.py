@@ -46,8 +46,7 @@ NUMBERS: Mapping[str, Any] = {
 }
 ZSTD = 93  # of a zip; Python reads it from 3.14 on
 SHOWN = 5  # refusals that are shown
-OF_ALL = ("header.json", "_journal/start.json", "log")
-"""Where a file says what holds of all its rows."""
+OF_ALL = ("header.json", "_journal/start.json", "log")  # where a file says what holds of all its rows
 KNOWN = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content", "error"}
 """Of a message; what else one has is kept among the fields."""
 UNREAD = (DataError, *STRANGE, RuntimeError, OSError, EOFError, zlib.error, zipfile.BadZipFile, pyarrow.ArrowException)
@@ -254,9 +253,10 @@ def _sample(row: Fields) -> Made:
     begun = next((n for n, one in enumerate(said) if one["role"] == "assistant"), len(said))
     scores: Mapping[str, Fields] = row.get("scores") or {}
     scorer, score = next(iter(scores.items()), (None, {}))
-    tokens = [usage["output_tokens"] for usage in (row.get("model_usage") or {}).values()]
+    usages = ((row.get(name) or {}).values() for name in ("model_usage", "role_usage"))  # of all models, of graders
+    tokens, others = (sum(usage["output_tokens"] for usage in of) for of in usages)
     columns = {"question": said[:begun] or row["input"], "text": said[begun:], "extracted": score.get("answer")}
-    columns |= {"reward": mark_of(score.get("value")), "method": scorer, "response_tokens": sum(tokens) or None}
+    columns |= {"reward": mark_of(score.get("value")), "method": scorer, "response_tokens": tokens - others or None}
     columns |= {"problem_id": row.pop("id"), "index": row.pop("epoch"), "gold": row.pop("target", None)}
     columns |= {"seconds": row.pop("total_time", None), "stop": (row.get("limit") or {}).get("type")}
     yield row, {**columns, "fault": (row.get("error") or {}).get("message")}

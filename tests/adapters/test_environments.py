@@ -36,9 +36,11 @@ QUICK = {"agent": {"harness": {"id": "quick"}}}
 WRONG_ENVIRONMENTS = """
 import verifiers.v1 as vf
 from inspect_ai import Task
+from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, accuracy, match, scorer
-from inspect_ai.solver import generate, multiple_choice
+from inspect_ai.model import GenerateConfig, ModelOutput, ModelUsage, get_model
+from inspect_ai.scorer import Score, accuracy, match, model_graded_qa, scorer
+from inspect_ai.solver import generate, multiple_choice, solver
 
 class One(vf.Task[vf.TaskData, vf.State]):
     @vf.reward
@@ -60,9 +62,39 @@ def worded():
 
 SUMS = [Sample(input=f"Add {number} and 3", target="5") for number in range(2, 8)]
 unscored = lambda: Task(dataset=SUMS, solver=generate())
-walled = lambda: Task(dataset=SUMS, solver=generate(), scorer=match(), sandbox="local")
+walled = lambda: Task(dataset=SUMS, solver=generate(), scorer=match(), sandbox="local", turn_limit=3)
 no_number = lambda: Task(dataset=SUMS, solver=generate(), scorer=worded())
 no_task = lambda: 3
+
+@scorer(metrics=[accuracy()])
+def times():
+    async def score(state, target):
+        return Score(value=len(state.metadata["seen"]))
+    return score
+
+@solver
+def sees():
+    async def solve(state, generate):
+        state.metadata["seen"].append(1)
+        return await generate(state)
+    return solve
+
+ENDED = []
+
+async def cleanup(state):
+    ENDED.append(state.sample_id)
+
+MARKED = [Sample(input="Add 2 and 3", target="5", id=name, metadata={"seen": []}) for name in ("one", "two")]
+CONFIG = GenerateConfig(stop_seqs=["!"], system_message="Be brief.")
+kept = lambda: Task(dataset=MARKED, solver=sees(), scorer=times(), config=CONFIG, cleanup=cleanup)
+reacts = lambda: Task(dataset=MARKED, solver=react(prompt=None), scorer=match())
+graded = lambda: Task(dataset=MARKED, solver=generate(), scorer=model_graded_qa())
+def judged():
+    said = ModelOutput.from_content("mockllm/model", "GRADE: I")
+    said.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)
+    grader = get_model("mockllm/model", custom_outputs=[said] * 9)
+    return Task(dataset=MARKED, solver=generate(), scorer=model_graded_qa(), model_roles={"grader": grader})
+
 PRIMES = [
     Sample(input="Which is prime?", choices=[str(number), str(number + 1)], target=target, id=name)
     for number, target, name in ((4, "B", None), (6, "B", None), (6, "A", None), (6, "A", "again"), (6, "A", "again"))
@@ -109,6 +141,9 @@ if __name__ == "__main__":
 UNSCORED = WRONG_ENVIRONMENTS.replace("    @vf.reward\n", "")
 
 
+ACTIONS = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+
 class Session:
     """Of a server whose steps give these rewards."""
 
@@ -125,6 +160,8 @@ class Session:
 
     async def step(self, action: Any) -> SimpleNamespace:
         reward = self._left.pop(0)
+        if isinstance(reward, Exception):
+            raise reward
         return SimpleNamespace(observation={"text": "and?"}, reward=reward, done=not self._left)
 
 
@@ -253,6 +290,34 @@ async def test_a_solver_of_inspect_ai_makes_attempts_that_its_scorer_judges() ->
         assert [call.tool for call in first.calls] == ["python"] and str(number + 3) in CODEC.decode(first.reply_ids)
 
 
+async def test_attempts_share_nothing_of_a_sample_and_settings_of_its_task_are_obeyed() -> None:
+    problem = heldout(inspect_tasks.Samples, task="wrong_v1:kept")
+    made = [await attempted("inspect_tasks:solve", problem, "It is 5! And more") for _ in range(2)]
+    assert [one.outcome and one.outcome.reward for one in made] == [1.0, 1.0]
+    assert {CODEC.decode(one.turns[0].completion.token_ids) for one in made} == {"It is 5!"}
+    assert "Be brief." in CODEC.decode(made[0].prompt_ids)
+    assert len(sys.modules["wrong_v1"].ENDED) == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("reacts", 1.0),
+        ("judged", 0.0),
+        ("graded", "the environment failed: PrerequisiteError: No model specified"),
+    ],
+)
+async def test_agents_of_inspect_ai_play_and_a_policy_is_not_its_own_judge(task: str, told: float | str) -> None:
+    submits = '<tool_call>{"name": "submit", "arguments": {"answer": "5"}}</tool_call>'
+    said = submits if task == "reacts" else "GRADE: C"
+    made = await attempted("inspect_tasks:solve", heldout(inspect_tasks.Samples, task=f"wrong_v1:{task}"), said)
+    assert len(made.turns) == 1
+    if isinstance(told, float):
+        assert made.outcome and made.outcome.reward == told, made.fault
+    else:
+        assert made.fault and made.fault.startswith(told) and not made.outcome
+
+
 async def test_an_openenv_server_pays_for_each_step_of_a_session(server: str) -> None:
     """A tenth for each character, up to data.options.steps answers."""
     problem = heldout(openenv.Seeds, url=server, seeds=4, sessions=2, steps=3)
@@ -291,7 +356,11 @@ def test_a_generator_of_reasoning_gym_is_trained_on(train: Train) -> None:
         ),
         (inspect_tasks.Samples, {"task": "nowhere:sums"}, "there is no module nowhere"),
         (inspect_tasks.Samples, {"task": "wrong_v1:unscored"}, "has no scorer"),
-        (inspect_tasks.Samples, {"task": "wrong_v1:walled"}, "sets sandbox, which rollout.agent can't keep"),
+        (
+            inspect_tasks.Samples,
+            {"task": "wrong_v1:walled"},
+            "sets turn_limit, sandbox, which rollout.agent can't keep",
+        ),
         (inspect_tasks.Samples, {"task": "wrong_v1:no_task"}, "gave a int"),
         (inspect_tasks.Samples, {"task": "sums:sums", "arguments": {"size": 3}}, "unexpected keyword argument 'size'"),
         (inspect_tasks.Samples, {"tusk": "sums:sums"}, "did you mean task?"),
@@ -323,13 +392,15 @@ def test_samples_that_share_a_question_are_told_apart_by_choices_target_and_id()
         ([None, None], "ValueError: its rewards come to None"),
         ([float("nan")], "ValueError: its rewards come to nan"),
         ([1e400, 1.0], "ValueError: its rewards come to inf"),
+        ([1e20], "ValueError: its rewards come to 1e+20"),
+        ([RuntimeError(f"Invalid message {openenv.INVALID}")], f"RuntimeError: Invalid message {openenv.INVALID}"),
         (["good"], "ValueError: could not convert string to float: 'good'"),
     ],
 )
 async def test_rewards_of_an_openenv_server_that_come_to_no_number_are_a_fault(
     rewards: Sequence[Any], told: float | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openenv, "text_field", lambda url: "text")
+    monkeypatch.setattr(openenv, "actions_of", lambda url: (ACTIONS, "text"))
     monkeypatch.setattr(openenv, "GenericEnvClient", lambda base_url: Session(rewards))
     made = await played("http://here", "left", "right", "up")
     if isinstance(told, float):

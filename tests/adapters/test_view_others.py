@@ -70,6 +70,7 @@ def calculator() -> Tool:
 @scorer(metrics=[mean()])
 def partly() -> Any:
     async def score(state: TaskState, target: Target) -> Score:
+        await get_model(role="grader").generate("Is it right?")
         return Score(value=0.5 if "8" in state.output.completion else 1.0)
 
     return score
@@ -92,6 +93,7 @@ def log_of(folder: Path, outputs: list[ModelOutput], *scorers: Any, epochs: int 
     (log,) = eval(
         Task(dataset=SUMS, solver=[use_tools(calculator()), generate()], scorer=list(scorers) or match()),
         model=get_model("mockllm/model", custom_outputs=outputs),
+        model_roles={"grader": get_model("mockllm/grader", custom_outputs=[said("yes")] * 2)},
         epochs=epochs,
         max_samples=1,
         display="none",
@@ -138,6 +140,7 @@ def shows_the_log(file: Path, folder: Path) -> None:
 def test_partial_marks_and_broken_samples_of_inspect(tmp_path: Path) -> None:
     with opened(log_of(tmp_path, [said("5"), said("8")], partly(), epochs=1), tmp_path) as page:
         assert sorted(row["reward"] for row in page.rows()) == [0.5, 1.0]
+        assert page.attempt(page.rows()[0])["response_tokens"] == 7  # without the grader's
     with opened(log_of(tmp_path / "b", [said("5")], epochs=1), tmp_path / "b") as page:
         (broken,) = page.rows(fault="yes")
         assert "ran out of values" in broken["fault"] and broken["reward"] is None

@@ -20,6 +20,7 @@ from tests.rollout.examples import CODEC, program
 from tests.scripted import ScriptedTool
 
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+JSON = {"type": "json_schema"}
 TOOL = {"type": "function", "function": {"name": "python", "description": "Runs it.", "parameters": SCHEMA}}
 
 
@@ -65,7 +66,7 @@ async def test_responses_and_messages_say_the_same() -> None:
     assert second["output"][0]["content"][0]["text"] == "so 5"
 
     other = attempt(Told([program("print(2+3)"), "so 5"]))
-    offered = [{"name": "python", "description": "Runs it.", "input_schema": SCHEMA}]
+    offered = [{"type": "custom", "name": "python", "description": "Runs it.", "input_schema": SCHEMA}]
     head = {"max_tokens": 60, "system": "be brief", "tools": offered}
     head["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": False}
     first = await ask(other, "/v1/messages", messages=[user("q")], **head)
@@ -133,6 +134,12 @@ async def test_who_has_no_key_is_refused_and_nothing_is_made() -> None:
         ({"messages": [user("q")], "tools": [5]}, "expected tools with a name"),
         ({"messages": [user("q")], "n": 3}, "n 3 is not obeyed here; leave it out"),
         ({"messages": [user("q")], "max_tokens": 0}, "max_tokens must be a whole number of at least 1, got 0"),
+        ({"messages": [user("q")], "max_completion_tokens": 0}, "max_completion_tokens must be a whole number of at"),
+        ({"messages": [user("q")], "functions": [TOOL["function"]]}, "functions [{'name': 'python'"),
+        ({"path": "/v1/responses", "input": "q", "text": {"format": JSON}}, "text.format {'type': 'json_schema'} is"),
+        ({"path": "/v1/responses", "input": "q", "tools": [{"type": "custom", "name": "x"}]}, "tools holds {'type': "),
+        ({"path": "/v1/messages", "messages": [user("q")], "output_config": {"format": JSON}}, "output_config.format"),
+        ({"path": "/v1/messages", "messages": [user("q")], "tools": [{"type": "bash_1", "name": "b"}]}, "tools holds"),
         ({"messages": [user("q")], "stop": 7}, "stop must be a text or a list of texts, got 7"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "expected text content, got"),
     ],
