@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,13 +35,13 @@ WIDTH, HEADS, INNER = 32, 2, 64
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[str], Path]:
-    """Writes a llama of one layer that splits words as it is told."""
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a llama of one layer that splits words as it is told, with other sizes of tensors or other facts."""
 
-    def written(split: str) -> Path:
+    def written(split: str, layers: int = 1, eos: int = 2, rope: str = "none", **other: tuple[int, ...]) -> Path:
         file = tmp_path / f"{split}.gguf"
         writer = gguf.GGUFWriter(file, "llama")
-        writer.add_block_count(1)
+        writer.add_block_count(layers)
         writer.add_context_length(256)
         writer.add_embedding_length(WIDTH)
         writer.add_feed_forward_length(INNER)
@@ -55,7 +56,8 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
         writer.add_token_types([3, 3, 3, *[1] * (len(TOKENS) - 3)])
         writer.add_token_merges(["1 2"])
         writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
+        writer.add_eos_token_id(eos)
+        writer.add_string("llama.rope.scaling.type", rope)
         draw = np.random.default_rng(0)
         for name, shape in {
             "token_embd.weight": (len(TOKENS), WIDTH),
@@ -69,8 +71,10 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
             "blk.0.ffn_gate.weight": (INNER, WIDTH),
             "blk.0.ffn_up.weight": (INNER, WIDTH),
             "blk.0.ffn_down.weight": (WIDTH, INNER),
+            **{name.replace("__", "."): shape for name, shape in other.items()},
         }.items():
-            writer.add_tensor(name, draw.normal(0, 0.1, shape).astype(np.float32))
+            if shape:
+                writer.add_tensor(name, draw.normal(0, 0.1, shape).astype(np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -81,7 +85,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def test_a_file_becomes_a_folder_that_computes_the_same_and_splits_words_as_the_file_says(
-    write: Callable[[str], Path], tmp_path: Path
+    write: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Digits one by one for SmolLM, whatever merges there are; as GPT-2 does by default."""
     folder, other = convert(write("smollm"), tmp_path / "a"), convert(write("gpt-2"), tmp_path / "b")
@@ -91,12 +95,16 @@ def test_a_file_becomes_a_folder_that_computes_the_same_and_splits_words_as_the_
     assert (len(Codec.load(folder).encode("12")), len(Codec.load(other).encode("12"))) == (2, 1)
 
 
-def test_what_cannot_be_converted_is_refused_and_nothing_is_left(write: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_cannot_be_converted_is_refused_and_nothing_is_left(write: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(20))
     for file, told in ((write("chatglm-bpe"), "splits words as gpt2/chatglm-bpe"), (tmp_path / "x.gguf", "no GGUF")):
         with pytest.raises(ConfigError, match=told):
             convert(file, tmp_path / "made")
         assert not (tmp_path / "made").exists()
+    whole = write("smollm").read_bytes()
+    (tmp_path / "smollm.gguf").write_bytes(whole[:-2])
+    with pytest.raises(ConfigError, match="it ends before the values that it announces; fetch it again"):
+        convert(tmp_path / "smollm.gguf", tmp_path / "made")
     with pytest.raises(ConfigError, match="is there already"):
         convert(tmp_path / "x.gguf", tmp_path)
     killed = "import os; from pathlib import Path; from rocstar.parts.gguf import whole_model\n"
@@ -112,8 +120,28 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_left(write: Callable
     assert not list(tmp_path.glob(".m*"))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"layers": 10**9}, "says that it holds 1000000000 layers, and holds 1; take the Hugging Face folder"),
+        ({"rope": "yarn"}, "scales its positions by yarn, which would be lost"),
+        ({"blk__0__attn_q__weight": ()}, "it holds 16608 weights, and the model that it describes has 17632"),
+        ({"rope_freqs__weight": (8,)}, "it holds 17640 weights"),
+        ({"blk__0__attn_q__weight": (), "x": (WIDTH, WIDTH)}, "it has no tensor for model.layers.0.self_attn.q_proj"),
+        ({"blk__0__attn_q__weight": (16, 2 * WIDTH)}, "can't be read as a language model"),
+        ({"eos": 10**6}, "IndexError"),
+    ],
+)
+def test_a_file_that_does_not_hold_the_model_it_describes_is_refused(
+    write: Callable[..., Path], tmp_path: Path, wrong: dict[str, Any], told: str
+) -> None:
+    """transformers would draw a missing tensor at random, leave out an unknown one, and build layers without end."""
+    with pytest.raises(ConfigError, match=told):
+        convert(write("smollm", **wrong), tmp_path / "made")
+
+
 def test_model_path_takes_a_gguf_file_and_converts_it_once(
-    write: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write("smollm")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))

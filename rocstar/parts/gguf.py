@@ -30,6 +30,7 @@ SPLITS: Mapping[str, Any] = {
 }
 """`tokenizer.ggml.pre` -> the pre-tokenizer that it means; a file with another one is refused."""
 PROBE = "The capital of France is Paris. Three apples and five apples are 8 apples.\ndef add(a, b):\n    return a + b\n"
+INSTEAD = "take the Hugging Face folder of this model"
 GREATEST_GAP = 0.05
 """Nats, in the mean over the tokens of PROBE: what rounding to bf16 costs (0.01 for SmolLM2-135M), and no more."""
 
@@ -99,14 +100,15 @@ def _read_once() -> Iterator[None]:
     """Within, a file's words are parsed once, and not for its facts and by transformers for tokenizer, config and
     weights (two CPU-s each); and the names of tensors are listed once, not for every module (seven CPU-s in all)."""
     import gguf
+    import numpy as np
 
     class WholeReader(gguf.GGUFReader):  # type: ignore[misc]
         """Theirs reads on behind the end of a file, as often as a count in it says."""
 
-        def _get(self, offset: Any, *rest: Any, **order: Any) -> Any:
-            if offset >= len(self.data):
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, **order: Any) -> Any:
+            if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError("it ends before the values that it announces")
-            return super()._get(offset, *rest, **order)
+            return super()._get(offset, dtype, count, **order)
 
     names = ("GGUFReader", "get_tensor_name_map")
     kept = {name: getattr(gguf, name) for name in names}
@@ -133,19 +135,25 @@ def convert(
     expected: the start of a text and its continuation, to check the model by. Raises ConfigError where the file is
     none or its kind is not known, DataError where the folder does not compute what the file does."""
     refuse_taken(folder)
-    facts = _facts(file)
+    facts, held = _facts(file)
     split = SPLITS.get(str(facts.get("tokenizer.ggml.pre", "default")))
     if facts.get("tokenizer.ggml.model") != "gpt2" or split is None:
         raise ConfigError(
             f"{file} splits words as {facts.get('tokenizer.ggml.model')}/{facts.get('tokenizer.ggml.pre')}, known are "
-            f"gpt2 with {', '.join(SPLITS)}; take the Hugging Face folder of this model"
+            f"gpt2 with {', '.join(SPLITS)}; {INSTEAD}"
         )
+    kind = facts.get("general.architecture")
+    layers = len({name.split(".")[1] for name in held if name.startswith("blk.")})
+    if (said := facts.get(f"{kind}.block_count")) != layers:
+        raise ConfigError(f"{file} says that it holds {said} layers, and holds {layers}; {INSTEAD}")
+    if (rope := facts.get(f"{kind}.rope.scaling.type", "none")) != "none":
+        raise ConfigError(f"{file} scales its positions by {rope}, which would be lost; {INSTEAD}")
     with whole_model(folder) as made:
-        gap = _write(file, made, split, expected)
+        gap = _write(file, sum(held.values()), made, split, expected)
         if licence is not None:
             shutil.copyfile(licence, made / "LICENSE")
-        said = {"file": file.name, "licence": facts.get("general.license"), "gap_nats": round(gap, 4), **(origin or {})}
-        (made / "origin.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        origin = {"file": file.name, "licence": facts.get("general.license"), "gap_nats": round(gap, 4), **(origin or {})}
+        (made / "origin.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
@@ -169,24 +177,49 @@ def refuse_taken(folder: Path) -> None:
         raise ConfigError(f"{folder} is there already; remove it or give another folder")
 
 
-def _write(file: Path, folder: Path, split: Mapping[str, Any], expected: tuple[str, str] | None) -> float:
-    """Weights and tokenizer; returns the gap between file and folder (see GREATEST_GAP)."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _loaded(file: Path, held: int) -> tuple[Any, Any]:
+    """Tokenizer and model of a file with so many weights; transformers would draw a missing one and leave out one that
+    it does not know. Raises ConfigError."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    home, name = str(file.parent.resolve()), file.name
+    place = {"pretrained_model_name_or_path": str(file.parent.resolve()), "gguf_file": file.name}
+    safe = {**place, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype="float32", trust_remote_code=False)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise ConfigError(f"{file} can't be read as a language model: {error}") from error
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**safe)).num_parameters()
+        if made != held:
+            raise ValueError(f"it holds {held} weights, and the model that it describes has {made}")
+        tokenizer = AutoTokenizer.from_pretrained(**safe)
+        model, info = AutoModelForCausalLM.from_pretrained(**safe, dtype="float32", output_loading_info=True)
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(f"it has no tensor for {missing[0]}")
+        if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+            raise ValueError(f"its tokenizer has {len(tokenizer)} tokens, which is more than its embedding")
+    except MemoryError:
+        raise
+    except Exception as error:  # the file may be anybody's, and what reads it checks little
+        raise ConfigError(
+            f"{file} can't be read as a language model ({type(error).__name__}: {first_line(error)}); {INSTEAD}"
+        ) from error
+    return tokenizer, model
+
+
+def _write(file: Path, held: int, folder: Path, split: Mapping[str, Any], expected: tuple[str, str] | None) -> float:
+    """Weights and tokenizer; returns the gap between file and folder (see GREATEST_GAP)."""
+    from transformers import AutoTokenizer
+
+    tokenizer, model = _loaded(file, held)
     tokenizer.save_pretrained(folder)
     written = folder / "tokenizer.json"  # transformers knows one way to split words for all models of a kind
     words = {**json.loads(written.read_text(encoding="utf-8")), "pre_tokenizer": split}
     written.write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
     ids = AutoTokenizer.from_pretrained(folder)(PROBE, return_tensors="pt").input_ids
     exact = _logprobs(model, ids)
+    if not exact.isfinite().all():
+        raise ConfigError(f"{file} holds or computes nan or inf; {INSTEAD}")
     model.hf_quantizer = None  # it is no quantised model any more, and would not be saved as one
     del model.config.quantization_config
     model.config.dtype = "bfloat16"
@@ -221,13 +254,14 @@ def _logprobs(model: Any, ids: Any) -> Any:
     return values.gather(1, ids[0, 1:, None]).squeeze(1)
 
 
-def _facts(file: Path) -> dict[str, Any]:
-    """Scalar metadata. Raises ConfigError, ModuleNotFoundError."""
+def _facts(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Scalar metadata, and how many numbers each tensor holds. Raises ConfigError, ModuleNotFoundError."""
     import accelerate  # noqa: F401  # transformers reads no GGUF file without it
     from gguf import GGUFReader
 
     try:
-        fields = GGUFReader(str(file.parent.resolve() / file.name)).fields  # the path as transformers has it
+        reader = GGUFReader(str(file.parent.resolve() / file.name))  # the path as transformers has it
+        facts = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
     except (OSError, ValueError, LookupError, ArithmeticError, MemoryError, RecursionError) as error:
-        raise ConfigError(f"{file} is no GGUF file: {first_line(error)}") from None
-    return {name: field.contents() for name, field in fields.items() if len(field.data) == 1}
+        raise ConfigError(f"{file} is no GGUF file: {first_line(error)}; fetch it again") from None
+    return facts, {tensor.name: tensor.n_elements for tensor in reader.tensors}
