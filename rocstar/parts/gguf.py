@@ -180,7 +180,7 @@ def refuse_taken(folder: Path) -> None:
 def _loaded(file: Path, held: int) -> tuple[Any, Any]:
     """Tokenizer and model of a file with so many weights; transformers would draw a missing one and leave out one that
     it does not know. Raises ConfigError."""
-    import torch
+    from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
@@ -188,7 +188,7 @@ def _loaded(file: Path, held: int) -> tuple[Any, Any]:
     place = {"pretrained_model_name_or_path": str(file.parent.resolve()), "gguf_file": file.name}
     safe = {**place, "trust_remote_code": False}
     try:
-        with torch.device("meta"):
+        with init_empty_weights():
             made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**safe)).num_parameters()
         if made != held:
             raise ValueError(f"it holds {held} weights, and the model that it describes has {made}")
