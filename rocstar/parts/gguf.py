@@ -152,8 +152,8 @@ def convert(
         gap = _write(file, sum(held.values()), made, split, expected)
         if licence is not None:
             shutil.copyfile(licence, made / "LICENSE")
-        origin = {"file": file.name, "licence": facts.get("general.license"), "gap_nats": round(gap, 4), **(origin or {})}
-        (made / "origin.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+        told = {"file": file.name, "licence": facts.get("general.license"), "gap_nats": round(gap, 4), **(origin or {})}
+        (made / "origin.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
@@ -188,7 +188,7 @@ def _loaded(file: Path, held: int) -> tuple[Any, Any]:
     place = {"pretrained_model_name_or_path": str(file.parent.resolve()), "gguf_file": file.name}
     safe = {**place, "trust_remote_code": False}
     try:
-        with init_empty_weights():
+        with init_empty_weights(include_buffers=True):  # without them, tied weights count twice
             made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**safe)).num_parameters()
         if made != held:
             raise ValueError(f"it holds {held} weights, and the model that it describes has {made}")
