@@ -84,9 +84,8 @@ class Notebook:
             self.is_running = False
             execution.fail(error)
         program.flush_all()
-        resource.setrlimit(
-            resource.RLIMIT_AS, (self.memory, self.memory + program.MEMORY_SLACK)
-        )  # if the cell changed it
+        memory = self.memory, self.memory + program.MEMORY_SLACK
+        resource.setrlimit(resource.RLIMIT_AS, memory)  # if the cell changed it
         if refused:
             return {"refused": refused, "status": 1}, []
         found = channel.read_files(cell.fetch)
@@ -172,9 +171,10 @@ def figures() -> list[bytes]:
 
 def pack(folder: str, target: int) -> str:
     """Write everything in a folder to an empty file; a sentence if something cannot be copied, else ""."""
-    with open(target, "wb", closefd=False) as out:
-        for path in below(folder, os.lstat(folder).st_dev):
-            try:
+    path = folder
+    try:
+        with open(target, "wb", closefd=False) as out:
+            for path in below(folder, os.lstat(folder).st_dev):
                 state = os.lstat(path)
                 kind, link = stat.S_IFMT(state.st_mode), os.readlink(path) if stat.S_ISLNK(state.st_mode) else ""
                 if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
@@ -185,9 +185,9 @@ def pack(folder: str, target: int) -> str:
                 if size:
                     with open(path, "rb") as file:
                         send(target, file.fileno(), size)
-            except OSError as error:
-                return f"the file {path!r:.200} could not be copied: {error}"
-        marshal.dump(None, out)
+            marshal.dump(None, out)
+    except OSError as error:
+        return f"{path!r:.200} could not be copied: {error}"
     return ""
 
 
@@ -200,14 +200,13 @@ def unpack(folder: str, source: int) -> None:
             path = f"{folder}/{name}"
             if link:
                 os.symlink(link, path)
-                continue
-            if stat.S_ISDIR(mode):
+            elif stat.S_ISDIR(mode):
                 os.mkdir(path)
                 folders.append((path, mode, modified))
-                continue
-            with open(path, "wb", 0) as file:
-                send(file.fileno(), source, size)
-            finish(path, mode, modified)
+            else:
+                with open(path, "wb", 0) as file:
+                    send(file.fileno(), source, size)
+                finish(path, mode, modified)
     for each in reversed(folders):
         finish(*each)
 
@@ -226,9 +225,11 @@ def send(target: int, source: int, size: int) -> None:
 
 
 def below(folder: str, device: int) -> Iterator[str]:
-    """All paths on the folder's own file system, folders before their contents."""
-    for entry in os.scandir(folder):
+    """All paths on the folder's own file system, folders before their contents. Raises OSError."""
+    waiting = [*os.scandir(folder)]  # no recursion: a cell may nest folders deeper than Python's calls
+    while waiting:
+        entry = waiting.pop()
         if entry.stat(follow_symlinks=False).st_dev == device:
             yield entry.path
             if entry.is_dir(follow_symlinks=False):
-                yield from below(entry.path, device)
+                waiting += os.scandir(entry.path)

@@ -114,9 +114,8 @@ def send_files(paths: Sequence[str], folder: str, control: int) -> None:
         os.closerange(control + 1, MOST_FILES)
         os.chdir(folder)
         found = channel.read_files(paths)
-        channel.send_report(
-            control, {"files": [(path, len(content)) for path, content in found.items()]}, found.values()
-        )
+        sizes = [(path, len(content)) for path, content in found.items()]
+        channel.send_report(control, {"files": sizes}, found.values())
 
 
 def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int:
