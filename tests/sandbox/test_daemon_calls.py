@@ -288,8 +288,9 @@ def test_what_is_no_frame_ends_the_connection() -> None:
 
 
 def test_it_says_why_it_does_not_serve() -> None:
-    with pytest.raises(Refused, match=r"no_such_module.*install it or take it out"):
-        Daemon(preload=("no_such_module",))
+    for module in ("no_such_module", ".relative"):
+        with pytest.raises(Refused, match=rf"{module}.*install it or take it out"):
+            Daemon(preload=(module,))
     advice = r"asks for L3; permit namespaces .*In a container.*, or lower it by sandbox\.min_isolation=L[12]"
     with pytest.raises(Refused, match=advice):
         Daemon(skip_plans=2, min_isolation=DaemonSettings().min_isolation)

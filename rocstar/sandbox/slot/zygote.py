@@ -157,7 +157,7 @@ def load(preload: Sequence[str]) -> str:
     for name in preload:
         try:
             importlib.import_module(name)
-        except ImportError as error:
+        except Exception as error:  # a name that is none, and what the module itself raises
             return f"sandbox.preload names {name!r}, which cannot be imported ({error}); install it or take it out"
     # `multiprocessing` forks if a program names no other method, as before Python 3.14: a program is not a file that a
     # fork server could import, and here a fork server is not notified when its children end.
