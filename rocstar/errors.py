@@ -65,7 +65,8 @@ class ContractBroken(RocstarError):
 
 def first_line(error: BaseException) -> str:
     """What a library's error says, for a sentence of ours, up to 1,000 characters; its type where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:1000]
+    lines = (repr if isinstance(error, KeyError) else str)(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])[:1000]
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -137,6 +137,7 @@ def test_a_long_sentence_that_looks_like_a_name_is_no_code() -> None:
         ("plug_mine:number", "number is of type int; give a function or a class"),
         ("plug_raises:score", "importing plug_raises failed: ZeroDivisionError: division by zero"),
         ("plug_syntax:score", "importing plug_syntax failed: SyntaxError: "),
+        ("plug_mute:score", "importing plug_mute failed: Odd (its text cannot be read)"),
         ("plug_wants:score", "importing plug_wants failed: No module named 'plug_not_installed'"),
         ("a-b.py:score", "a-b.py cannot be imported; give the file a name of letters"),
     ],
@@ -145,6 +146,7 @@ def test_every_failure_is_one_sentence_that_names_the_setting(modules: Path, ref
     write(modules / "plug_mine.py", "number = 3\ndef score():\n    pass")
     write(modules / "plug_empty.py", "")
     write(modules / "plug_raises.py", "1 / 0")
+    write(modules / "plug_mute.py", "class Odd(Exception):\n    def __str__(self): 1 / 0\nraise Odd")
     write(modules / "plug_syntax.py", "def")
     write(modules / "plug_wants.py", "import plug_not_installed")
     write(modules / "a-b.py", "def score():\n    pass")

@@ -16,6 +16,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -24,6 +25,7 @@ from rocstar.errors import ConfigError, DataError
 KINDS = (".jsonl", ".json", ".csv", ".parquet")
 HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?@(?P<split>.+)")
 MAX_CELL_CHARS = 1 << 27  # the csv module's own limit, 128 KiB, is less than one long solution
+MAX_LINE_BYTES = 1 << 28  # of JSON lines and CSV; a small .gz may unpack to one line larger than the memory
 PARQUET_ROWS = 1024  # rows of a parquet file that are held at once
 
 
@@ -103,11 +105,11 @@ def _opened(file: Path) -> io.BufferedReader:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """The lines of a text file with their ends, unpacked."""
+    """The lines of a text file with their ends, unpacked; longer ones in parts of MAX_LINE_BYTES."""
     with _opened(file) as raw:
         stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if file.suffix == ".gz" else raw
         try:
-            yield from stream
+            yield from iter(partial(stream.readline, MAX_LINE_BYTES), b"")
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DataError(f"{file} is not a whole gzip file ({error}); fetch it again or drop the .gz.") from error
         except OSError as error:
@@ -115,6 +117,8 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def _decoded(file: Path, line: int, written: bytes) -> str:
+    if len(written) == MAX_LINE_BYTES:
+        raise DataError(f"{file}, line {line}: longer than {MAX_LINE_BYTES >> 20} MiB; write one row a line.")
     try:
         return written.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -177,8 +181,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
                 if len(cells) == 1 and (found := re.search("[;\t|]", cells[0])):
                     problem = f"cells are separated by {found[0]!r}; write the file with commas."
                     raise DataError(f"{file}, line 1: {problem}")
-                if twice := next((name for name in header if header.count(name) > 1), None):
-                    raise DataError(f"{file}, line 1: several columns are called {twice!r}; rename all but one.")
+                _refuse_twice(header, f"{file}, line 1")
             elif len(cells) == len(header):
                 yield reader.line_num, dict(zip(header, cells, strict=True))
             elif cells:
@@ -186,6 +189,11 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
                 yield reader.line_num, DataError(f"{file}, line {reader.line_num}: {problem}")
     except csv.Error as error:
         raise DataError(f"{file}, line {reader.line_num}: not CSV ({error}).") from error
+
+
+def _refuse_twice(columns: Sequence[str], where: str) -> None:
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise DataError(f"{where}: several columns are called {twice!r}; rename all but one.")
 
 
 def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
@@ -196,10 +204,14 @@ def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[i
         # Parquet is read from its end, so a compressed file must be unpacked completely first.
         stream = io.BytesIO(b"".join(_lines(file))) if file.suffix == ".gz" else raw
         try:
-            batches = parquet.ParquetFile(stream).iter_batches(batch_size=PARQUET_ROWS, columns=columns)
+            opened = parquet.ParquetFile(stream)
+            _refuse_twice(opened.schema_arrow.names, f"{file}")
+            batches = opened.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{file} is not a parquet file ({str(error).splitlines()[0]}).") from error
+        except (ValueError, OverflowError) as error:  # text that is no UTF-8, a date beyond Python's
+            raise DataError(f"{file} holds what Python cannot ({error}); write its columns as text.") from error
 
 
 def _hub_rows(name: str) -> Iterator[Any]:

@@ -12,11 +12,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from rocstar.dialogue.segments import Author, Segment
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files, read_tokenizer, without_prefix_spaces
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, first_line
 from rocstar.protocols import Marked, end_of_answer
 
 PIECES = 64
@@ -28,9 +28,11 @@ class Codec:
 
     def __init__(self, tokenizer: Tokenizer, files: ModelFiles | None = None) -> None:
         """files: the other files of the tokenizer's folder, which `save` keeps."""
-        # A tokenizer.json may come with a length limit or padding switched on; either would change the ids.
+        # A tokenizer.json may come with a length limit, padding or dropout of merges; each would change the ids.
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        if getattr(tokenizer.model, "dropout", None):
+            tokenizer.model.dropout = None
         self._saved = tokenizer
         self._tokenizer = without_prefix_spaces(tokenizer)
         self._files = files or ModelFiles()
@@ -66,7 +68,7 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Encode `text` as the template's: every marker in it becomes its token."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._encoding(text).ids)
 
     def encode_segments(self, segments: Iterable[Segment], reserved: Sequence[str]) -> list[int]:
         """Encode the segments as one text, in which only the template can write control tokens.
@@ -95,7 +97,7 @@ class Codec:
     def _longest(self) -> Mapping[str, int]:
         """By character: the length of the longest token that contains it."""
         longest: dict[str, int] = {}
-        for token in map(self.decode, ([number] for number in range(self.vocab_size))):
+        for token in map(self.decode, ([number] for number in self._tokenizer.get_vocab().values())):
             longest |= {character: len(token) for character in token if len(token) > longest.get(character, 0)}
         return longest
 
@@ -181,9 +183,19 @@ class Codec:
         begins = [found.start() for found in self._cuts.finditer(text)] if self._cuts else []
         return [text[left:right] for left, right in pairwise((0, *begins, len(text))) if left < right]
 
+    def _encoding(self, text: str) -> Encoding:
+        """Raises ConfigError for a text that the tokenizer fails on: its regex gives up, or it lacks a token."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except BaseException as error:
+            if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):  # of Rust
+                raise
+            told = f"the tokenizer fails on {text[:40]!r} ({first_line(error)}); take another model"
+            raise ConfigError(told) from None
+
     def _encoded_piece(self, text: str) -> tuple[Sequence[int], Sequence[tuple[int, tuple[int, int]]]]:
         """Token ids; and those that some author must not write, with the characters of each."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text)
         markers = self._forbidden(())[Author.OTHERS]
         placed = zip(encoding.ids, encoding.offsets, strict=True)
         return encoding.ids, [(token, characters) for token, characters in placed if token in markers]

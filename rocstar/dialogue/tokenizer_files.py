@@ -66,8 +66,9 @@ def read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     """`settings` is the folder's tokenizer_config.json. Raises ConfigError."""
     whole = found_file(folder, "tokenizer.json")
     if whole:
+        text = text_of_file(whole)
         try:
-            return Tokenizer.from_str(text_of_file(whole))
+            return Tokenizer.from_str(text)
         except Exception as error:  # the library has no narrower one
             raise ConfigError(f"{whole} cannot be read as a tokenizer ({error}); fetch the model again.") from None
     vocab, merges = found_file(folder, "vocab.json"), found_file(folder, "merges.txt")
@@ -167,4 +168,4 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
 def _eos_ids(facts: Mapping[str, Any]) -> list[int]:
     value = facts.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
-    return [number for number in listed if isinstance(number, int) and not isinstance(number, bool)]
+    return [number for number in listed if type(number) is int and 0 <= number < 2**31]

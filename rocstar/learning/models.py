@@ -80,19 +80,31 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
     name = str(folder) if folder.exists() else str(source)
     config = config_of(name)
     refuse_quantised(source, config.to_dict())
+    config._attn_implementation = None  # what the class prefers: a folder may name a kernel of the hub, which is code
+    kept = config.dtype or torch.float32
+    if not (isinstance(kept, torch.dtype) and kept.is_floating_point and kept.itemsize > 1):
+        raise ConfigError(f"{source}/config.json has dtype {kept}; set it to that of its weights, such as bfloat16")
     try:
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             name,
+            config=config,
             dtype=dtype,
             device_map={"": device} if str(device) != "cpu" else None,
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, with their names
         )
-    except (ImportError, OSError, ValueError, SafetensorError, UnpicklingError) as error:  # ImportError: of a package
+    except UnpicklingError as error:  # torch's own advice is to run what is inside
+        raise ConfigError(
+            f"{source} {UNLOADED}: its weights are a pickle that is no plain tensors, and code in it is not run here; "
+            "take the model as safetensors"
+        ) from error
+    except (ImportError, OSError, ValueError, SafetensorError) as error:  # ImportError: of a package
         raise ConfigError(f"{source} {UNLOADED}: {first_line(error)}") from error
-    except (ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError) as error:  # of a value not checked
-        raise ConfigError(f"{source} {UNLOADED} ({error!r}); correct its config.json") from error
+    except (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"{source} {UNLOADED} ({error!r}); correct its config.json or fetch the whole model again"
+        ) from error
     refuse_misfits(source, loading_info)
     broken = next((name for name, weights in model.named_parameters() if not weights.detach().isfinite().all()), None)
     if broken is not None:
@@ -108,7 +120,7 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
             f"{source} holds an output head that differs from its embedding, and its config.json ties them "
             "(tie_word_embeddings); set that to false, or fetch the model again"
         )
-    model.config.dtype = config.dtype or torch.float32
+    model.config.dtype = kept
     return model
 
 
@@ -124,7 +136,7 @@ def config_of(source: str | Path) -> Any:
         raise ConfigError(
             f"{source}/config.json describes no model that can be made: {first_line(error.__cause__ or error)}"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         if "trust_remote_code" in str(error):
             raise ConfigError(f"{source} {NEEDS_CODE}") from error
         problem = UNLOADED if Path(source).exists() else "is neither a folder nor can it be fetched"

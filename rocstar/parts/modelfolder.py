@@ -45,19 +45,24 @@ class ModelFacts:
     """Layers, key heads and width of a head; None if config.json does not give them under the usual keys."""
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, over: tuple[Path, ...] = ()) -> Path:
     """The folder of a model: `name` itself, the converted model of a GGUF file or an adapter's folder, or the hub's
-    model of that id. Raises ConfigError, also for missing weights; DataError for the changed model of a checkpoint."""
+    model of that id. Raises ConfigError, also for missing weights; DataError for the changed model of a checkpoint.
+    over: adapters whose base it is."""
     refuse_changed(Path(name).parent, f"{Path(name).name}/")
-    folder = _found(name)
-    layout_of_folder(folder)  # which refuses weights that are not all there
+    folder = _found(name, over)
+    stored, layers = layout_of_folder(folder), _config(folder).get("num_hidden_layers")
+    if stored and isinstance(layers, int) and layers > len(stored):  # to make them would take hours and all memory
+        raise ConfigError(
+            f"{folder}/config.json has num_hidden_layers {layers}, and the files hold {len(stored)} tensors; correct it"
+        )
     return folder
 
 
-def _found(name: str) -> Path:
+def _found(name: str, over: tuple[Path, ...]) -> Path:
     folder = Path(name)
     if adapter := adapter_in(folder):
-        return _merged(folder, adapter)
+        return _merged(folder, adapter, over)
     if (folder / "config.json").is_file():
         return folder
     if is_gguf(folder):
@@ -96,15 +101,15 @@ def adapter_in(folder: Path) -> Path | None:
     return None if found == own and any(folder.glob("model*.safetensors")) else found
 
 
-def _merged(named: Path, adapter: Path) -> Path:
+def _merged(named: Path, adapter: Path, over: tuple[Path, ...]) -> Path:
     """The folder of an adapter's model with the adapter merged into it, created on first use. Raises ConfigError."""
-    base, config = None, adapter / ADAPTER[0]
+    base, config, over = None, adapter / ADAPTER[0], (*over, named.resolve(), adapter.resolve())
     with suppress(ValueError, KeyError, TypeError):
         base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    if not isinstance(base, str) or Path(base).resolve() in (named.resolve(), adapter.resolve()):
+    if not isinstance(base, str) or Path(base).resolve() in over:
         raise ConfigError(f"{config} names {base!r} as base_model_name_or_path, which is no other model; correct it")
     try:
-        model = find_model(base)
+        model = find_model(base, over)
     except ConfigError as error:
         raise ConfigError(f"{adapter} is an adapter of {base}, which is needed and missing: {error}") from None
 
@@ -115,7 +120,8 @@ def _merged(named: Path, adapter: Path) -> Path:
         return folder
 
     refuse_other_base(adapter, model)
-    own = f"{named.resolve().parent.name}-{model.name}-{fingerprint_of(model)[:8]}"
+    marks = hashlib.sha256(repr([identity_of(part) for part in (model, named, adapter)]).encode()).hexdigest()
+    own = f"{named.resolve().parent.name}-{model.name}-{marks[:8]}"
     return _made_of(adapter / ADAPTER[1], own, make)
 
 
@@ -134,7 +140,12 @@ def _merge(adapter: Path, base: Path, named: Path, folder: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PEFT uses old names of transformers
             warnings.filterwarnings("error", "Found missing adapter keys")  # which it would leave unchanged
-            merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+            adapted = PeftModel.from_pretrained(model, str(adapter))
+            if unused := adapted.load_adapter(str(adapter), adapted.active_adapter).unexpected_keys:  # says nothing
+                raise ValueError(f"nothing takes {len(unused)} of its tensors, such as {unused[0]}")
+            merged = adapted.merge_and_unload()
+            if broken := next((name for name, part in merged.named_parameters() if not part.isfinite().all()), None):
+                raise ValueError(f"its {broken} becomes nan or inf")
     except (KeyError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError, UserWarning) as error:
         raise ConfigError(f"{adapter} holds no adapter that fits the model in {base}: {first_line(error)}") from error
     merged.to(model.config.dtype).save_pretrained(folder)

@@ -174,7 +174,7 @@ def _imported(module: str, folders: list[Path], said: str) -> ModuleType:
             raise ConfigError(f"{said}: there is no module {error.name}; {_searched(folders)}") from None
         raise ConfigError(f"{said}: importing {module} failed: {error}") from error
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ConfigError(f"{said}: importing {module} failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{said}: importing {module} failed: {in_words(error)}") from error
 
 
 def _refuse_a_taken_name(top: str, folders: list[Path], said: str) -> None:

@@ -52,7 +52,7 @@ def hash_of(files: Iterable[Path]) -> str:
 def refuse_other_base(adapter: Path, base: Path) -> None:
     """Raises ConfigError if an adapter was trained over other weights than `base` holds now."""
     note = adapter / BASE_NOTE
-    if note.is_file() and note.read_text() != fingerprint_of(base):
+    if note.is_file() and note.read_bytes() != fingerprint_of(base).encode():
         raise ConfigError(f"{adapter} is an adapter of weights that {base} does not hold any more; put them back")
 
 

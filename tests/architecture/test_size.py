@@ -21,15 +21,15 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "cli": (3155, 21),
     "cluster": (721, 3),
     "config": (2092, 10),
-    "data": (4247, 22),
-    "dialogue": (1903, 11),
+    "data": (4259, 22),
+    "dialogue": (1916, 11),
     "engines": (4570, 22),
-    "errors": (105, 1),
+    "errors": (106, 1),
     "evaluation": (3469, 20),
     "faults": (616, 4),
     "forecast": (1653, 7),
-    "learning": (3332, 19),
-    "parts": (1848, 9),
+    "learning": (3344, 19),
+    "parts": (1859, 9),
     "protocols": (306, 1),
     "record": (2574, 16),
     "rollout": (1633, 11),
@@ -42,12 +42,12 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (600, 1),
     "view": (1821, 9),
 }
-CLASSES, FUNCTIONS = 531, 3932
+CLASSES, FUNCTIONS = 531, 3934
 LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_457, "tests/**/*.py": 50_283}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_457, "tests/**/*.py": 50_341}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -175,6 +175,23 @@ def test_a_json_list_may_begin_with_a_byte_order_mark_and_blanks(tmp_path: Path,
     assert [problem.answer for problem in load_problems(path)] == ["2", "4"]
 
 
+def test_what_a_parquet_file_holds_twice_or_python_cannot_hold_is_refused(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    one, days = pyarrow.array(["1"]), pyarrow.array([10**9], pyarrow.date32())
+    for name, column, told in (
+        ("answer", one, "a.parquet: several columns are called 'answer'; rename all but one"),
+        ("day", days, "a.parquet holds what Python cannot"),
+    ):
+        parquet.write_table(pyarrow.table([one, one, column], ["question", "answer", name]), tmp_path / "a.parquet")
+        assert told in message_of(tmp_path / "a.parquet")
+
+
+def test_a_line_longer_than_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocstar.data.rows.MAX_LINE_BYTES", 1 << 20)
+    path = write(tmp_path / "a.jsonl.gz", b"x" * (1 << 24))
+    assert "line 1: longer than 1 MiB; write one row a line" in message_of(path)
+
+
 def test_a_decimal_of_a_parquet_file_is_a_number(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

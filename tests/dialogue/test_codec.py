@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.segments import text_of
+from rocstar.dialogue.segments import Author, Segment, text_of
 from rocstar.dialogue.templates import template_for, template_named
 from rocstar.errors import ConfigError
 from tests.dialogue.folders import PYTHON, published_qwen
@@ -61,13 +61,29 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         Codec.load(tmp_path / "model")  # pruned by the run while an evaluation of it began
 
 
-def test_a_length_limit_stored_in_the_file_never_cuts_text(tmp_path: Path) -> None:
+def test_settings_of_training_stored_in_the_file_change_no_ids(tmp_path: Path) -> None:
     CODEC.save(tmp_path, COMPACT)
     path = tmp_path / "tokenizer.json"
     stored = json.loads(path.read_text())
     stored["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    stored["model"]["dropout"] = 0.9
     path.write_text(json.dumps(stored))
-    assert Codec.load(tmp_path).decode(Codec.load(tmp_path).encode("print(1) hello")) == "print(1) hello"
+    assert Codec.load(tmp_path).encode("print(1) hello") == CODEC.encode("print(1) hello")
+
+
+def test_a_tokenizer_that_fails_on_a_text_is_told_with_the_text(tmp_path: Path) -> None:
+    """Its regex takes too long there, which is a panic of Rust and no Exception, or the text is no Unicode."""
+    CODEC.save(tmp_path, COMPACT)
+    stored = json.loads((tmp_path / "tokenizer.json").read_text())
+    slow = {"type": "Split", "pattern": {"Regex": r"(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+    parts = {"type": "Sequence", "pretokenizers": [slow, stored["pre_tokenizer"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**stored, "pre_tokenizer": parts}))
+    codec = Codec.load(tmp_path)
+    assert codec.decode(codec.encode("aab")) == "aab"
+    with pytest.raises(ConfigError, match=r"the tokenizer fails on 'aaa.*retry-limit.*; take another model"):
+        codec.encode("a" * 60 + "!")
+    with pytest.raises(ConfigError, match="the tokenizer fails on"):
+        codec.encode_segments([Segment("\ud800", Author.TEMPLATE)], ())
 
 
 def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:

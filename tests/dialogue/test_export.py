@@ -33,7 +33,8 @@ def test_every_end_of_sequence_token_of_the_model_stops_a_completion(tmp_path: P
     )
     stop = codec.token_id("<|im_end|>")
     assert codec.stop_ids(COMPACT) == (stop, codec.token_id("<|endoftext|>"), 2, 3)
-    assert source(tmp_path / "none", generation_config={"eos_token_id": None}).stop_ids(COMPACT) == (stop,)
+    none = source(tmp_path / "none", generation_config={"eos_token_id": [-1, 2**70, True, "2"]})
+    assert none.stop_ids(COMPACT) == (stop,)
 
 
 def test_generation_settings_of_the_source_model_are_kept(tmp_path: Path) -> None:

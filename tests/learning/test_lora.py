@@ -4,6 +4,7 @@ On two ranks: test_ranks.py."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +151,16 @@ def test_an_adapter_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> Non
             find_model(str(tmp_path / "model"))
 
     refused("no adapter that fits the model in .*: Found missing adapter keys", dict([*tensors.items()][1:]))
-    refused("no adapter that fits the model in ", {name: torch.ones(3, 3) for name in tensors})
+    refused("no adapter that fits the model in .*: size mismatch", {name: torch.ones(3, 3) for name in tensors})
+    further = {f"{name[:-7]}.x.weight": torch.ones(3, 3) for name in [*tensors][:1]}
+    refused("nothing takes 1 of its tensors, such as ", {**tensors, **further})  # of which PEFT says nothing
+    refused("becomes nan or inf", lora_alpha=float("nan"))
     refused("is an adapter of gone/away/model, which is needed and missing", base_model_name_or_path="gone/away/model")
     refused("names None as base_model_name_or_path", base_model_name_or_path=None)
     refused("which is no other model", base_model_name_or_path=str(folder))
+    shutil.copytree(folder, other := tmp_path / "other")
+    (other / FILES[0]).write_text(json.dumps({**config, "base_model_name_or_path": str(folder)}))
+    refused("which is needed and missing: .* which is no other model", base_model_name_or_path=str(other))
 
 
 def test_an_adapter_of_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +176,16 @@ def test_an_adapter_of_other_weights_is_refused(tmp_path: Path, monkeypatch: pyt
         find_model(str(tmp_path / "model"))
     with pytest.raises(ConfigError, match=told):
         opened(tmp_path, tmp_path / "base")
+    (tmp_path / "model" / "adapter" / BASE_NOTE).write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=told):
+        find_model(str(tmp_path / "model"))
     (tmp_path / "model" / "adapter" / BASE_NOTE).unlink()  # as others write adapters
     assert find_model(str(tmp_path / "model")) != find_model(str(tmp_path / "base"))
-    assert len(list((tmp_path / "cache" / "rocstar" / "models").iterdir())) == 2, "made of other weights"
+    settings = tmp_path / "model" / "adapter" / FILES[0]
+    settings.write_text(settings.read_text().replace('alpha": 16', 'alpha": 4'))
+    find_model(str(tmp_path / "model"))
+    made = len(list((tmp_path / "cache" / "rocstar" / "models").iterdir()))
+    assert made == 3, "made of other weights, and with other settings"
 
 
 def test_only_adapters_are_saved_and_learning_goes_on(tmp_path: Path) -> None:

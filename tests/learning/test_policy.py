@@ -275,12 +275,18 @@ def test_what_transformers_refuses_is_one_sentence(tmp_path: Path, monkeypatch: 
         ),
         ({"auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"}}, "needs Python code of its own"),
         ({"model_type": "t5"}, "needs Python code of its own"),  # whose config transformers has
+        ({"model_type": "qwen3", "pad_token_id": 10**9}, "Padding_idx must be within"),
+        ({"pad_token_id": None, "dtype": "int8"}, r"has dtype torch\.int8; set it to that of its weights"),
+        ({"dtype": "load"}, "list index out of range"),  # a function of torch
     ):
         with pytest.raises(ConfigError, match=told) as caught:
             load_model(changed(tmp_path, **changes))
         assert len(str(caught.value).splitlines()) == 1
     auto_map = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"}
-    assert load_model(changed(tmp_path, model_type="qwen3", auto_map=auto_map)), "transformers has the class itself"
+    names = {"dtype": "float32", "auto_map": auto_map, "_attn_implementation": "someone/kernel"}  # both are code
+    assert load_model(changed(tmp_path, **names)), "transformers has the class itself"
+    with pytest.raises(ConfigError, match=r"num_hidden_layers 10+, and the files hold \d+ tensors; correct it"):
+        find_model(str(changed(tmp_path, num_hidden_layers=10**12)))  # a list of so many is never made
 
 
 def test_what_is_no_whole_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +303,10 @@ def test_what_is_no_whole_model_is_refused(tmp_path: Path, monkeypatch: pytest.M
         load_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(print, 2))  # code, which is not run
-    with pytest.raises(ConfigError, match=r"can't be loaded as a causal language model: Weights only load failed"):
+    with pytest.raises(ConfigError, match=r"are a pickle .* code in it is not run here; take the model as"):
+        load_model(tmp_path)
+    os.truncate(tmp_path / "pytorch_model.bin", 0)
+    with pytest.raises(ConfigError, match=r"\(EOFError\(.*\)\); correct its config\.json or fetch"):
         load_model(tmp_path)
 
 
