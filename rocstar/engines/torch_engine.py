@@ -204,14 +204,17 @@ def _tell(future: asyncio.Future[Any], setter: Callable[[Any], None], value: Any
 
 async def opened(settings: EngineSettings) -> TorchEngine:
     """Raises ConfigError if it does not fit into memory, EngineUnavailable if the folder cannot be read."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     torch.set_num_threads(settings.threads)
     try:
+        config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=False)
+        config._attn_implementation = None  # a folder may name a kernel of the hub, which is code
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             settings.folder,
+            config=config,
             dtype=getattr(torch, settings.dtype),
             trust_remote_code=False,
             output_loading_info=True,

@@ -23,7 +23,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "config": (2092, 10),
     "data": (4259, 22),
     "dialogue": (1916, 11),
-    "engines": (4570, 22),
+    "engines": (4573, 22),
     "errors": (106, 1),
     "evaluation": (3469, 20),
     "faults": (616, 4),
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 12
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 29
 SIGNATURES_WITH_RECIPE = 20
-BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_457, "tests/**/*.py": 50_342}
+BESIDE_THE_HOUSE: Mapping[str, int] = {"benchmarks/*.py": 7_457, "tests/**/*.py": 50_344}
 """Lines of what stands beside the package. Of benchmarks frame.py owns what they share."""
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""

@@ -95,12 +95,14 @@ async def test_folders_that_cannot_be_used_are_refused_in_words(engine: TorchEng
     """As new weights, and when an engine is opened on them."""
     missing, torn = tmp_path / "missing", tmp_path / "torn"
     qwen(0).save_pretrained(torn)
+    sound = (torn / "config.json").read_text()
+    kernel = {"_attn_implementation": "someone/kernel"}  # code of the hub, which is not fetched
+    (torn / "config.json").write_text(json.dumps({**json.loads(sound), **kernel}))
     settings = EngineSettings(folder=str(torn), rows=1, positions=16, vocab_size=VOCAB)
     fine = await opened(settings)
     mapped = await asyncio.to_thread(Path("/proc/self/maps").read_text)
     assert str(torn) not in mapped, "a run's weights in memory would stay when deleted"
     await fine.close()
-    sound = (torn / "config.json").read_text()
     changed = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     (torn / "config.json").write_text(json.dumps({**json.loads(sound), **changed}))
     with pytest.raises(
