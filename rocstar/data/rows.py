@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from rocstar.errors import ConfigError, DataError
+from rocstar.errors import ConfigError, DataError, first_line
 
 KINDS = (".jsonl", ".json", ".csv", ".parquet")
 HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?@(?P<split>.+)")
@@ -209,7 +209,7 @@ def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[i
             batches = opened.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
         except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{file} is not a parquet file ({str(error).splitlines()[0]}).") from error
+            raise DataError(f"{file} is not a parquet file ({first_line(error)}).") from error
         except (ValueError, OverflowError) as error:  # text that is no UTF-8, a date beyond Python's
             raise DataError(f"{file} holds what Python cannot ({error}); write its columns as text.") from error
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocstar.dialogue.marked_calls import OPENINGS, without_end
-from rocstar.errors import DataError
+from rocstar.errors import DataError, first_line
 from rocstar.record.atomic import plain, whole_file, write_atomic
 from rocstar.record.folder import RunFolder
 from rocstar.types import (
@@ -248,7 +248,7 @@ def _opened(file: Path) -> Iterator[Any]:
     except MemoryError as error:  # one of pyarrow's too
         raise MemoryError(f"{file} cannot be read for lack of memory") from error
     except (ArrowException, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-        raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
+        raise DataError(f"{file} is not a file of attempts: {first_line(error)}") from None
 
 
 def decoded(stored: Mapping[str, Any]) -> Row:

@@ -17,7 +17,7 @@ from typing import Any
 
 import duckdb
 
-from rocstar.errors import DataError
+from rocstar.errors import DataError, first_line
 from rocstar.record.call_errors import failures
 from rocstar.record.folder import step_of
 from rocstar.record.rollouts import BATCH_ROWS, COLUMNS, LATER_COLUMNS, SHORT_COLUMNS, Row, checked, decoded
@@ -166,7 +166,7 @@ def _named(file: Path) -> Iterator[None]:
     except duckdb.OutOfMemoryException:
         raise MemoryError(f"{file} cannot be read for lack of memory") from None
     except (duckdb.Error, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise DataError(f"{file} is not a complete file of attempts: {str(error).splitlines()[0]}") from None
+        raise DataError(f"{file} is not a complete file of attempts: {first_line(error)}") from None
 
 
 def _fitting(connection: duckdb.DuckDBPyConnection, path: str, filters: Mapping[str, str], where: Where) -> list[int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
-from rocstar.errors import ConfigError, Unavailable, is_shortage
+from rocstar.errors import ConfigError, Unavailable, first_line, is_shortage
 from rocstar.protocols import ToolSpec
 from rocstar.support.plugins import copied, in_words, run_in_daemon_thread, time_limit
 from rocstar.tools.arguments import bad_call, ran_here
@@ -171,7 +171,7 @@ def signature_of(function: Callable[..., Any], said: str) -> tuple[ToolSpec, typ
         model = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
         schema = model.model_json_schema()
     except PydanticUserError as error:
-        raise ConfigError(f"{said}: its arguments cannot be written as JSON: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{said}: its arguments cannot be written as JSON: {first_line(error)}") from None
     return ToolSpec(name=function.__name__, description=description, parameters=_plain_schema(schema)), model
 
 
